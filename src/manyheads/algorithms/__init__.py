@@ -1,0 +1,1 @@
+"""The methods, one file each. The registry is this folder."""

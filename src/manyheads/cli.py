@@ -1,0 +1,202 @@
+"""The command ``manyheads``: commands only, no logic. Heavy modules are imported by the commands that need them."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from manyheads import config_options
+from manyheads.config import Config, profiles
+from manyheads.errors import InputError, RunError
+from manyheads.events import OnEvent
+
+app = typer.Typer(
+    help="Personalized federated learning: one body, many heads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG.toml", help="The experiment; defaults where it says nothing.")
+]
+Profile = Annotated[str | None, typer.Option(help="A ready config instead of a file: manyheads list profiles.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.lr=0.1; repeatable.")
+]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the data set's files, searched with its subfolders.")]
+Folder = Annotated[Path | None, typer.Option(help="Where to store the run; by default a new folder under runs/.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")]
+
+
+class Catalog(StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    DATA = "data"
+    PARTITIONS = "partitions"
+    MODELS = "models"
+    PROFILES = "profiles"
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    profile: Profile = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    folder: Folder = None,
+) -> None:
+    """Run one experiment."""
+    experiment, name = _load(config, profile, set_, data_dir)
+    target = folder or _free(f"{name}-{experiment.algorithm.name}-{experiment.run.seed}")
+
+    def start(on_event: OnEvent) -> None:
+        from manyheads.experiment import Experiment
+
+        Experiment(experiment).run(target, on_event)
+
+    _follow(target, start)
+
+
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas: manyheads list methods.")],
+    config: ConfigFile = None,
+    profile: Profile = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    set_: Set = None,
+    data_dir: DataDir = None,
+    folder: Folder = None,
+) -> None:
+    """Run several methods on the same partitions, initial weights and cohorts."""
+    experiment, name = _load(config, profile, set_, data_dir)
+    names = [method.strip() for method in methods.split(",") if method.strip()]
+    if not names:
+        raise InputError(f"--methods: no method in {methods!r}; write them as fedavg,fedper")
+    numbers = [_seed(text) for text in seeds.split(",")]
+    target = folder or _free(f"{name}-compare")
+
+    def start(on_event: OnEvent) -> None:
+        from manyheads.comparison import compare as run_all
+
+        run_all(experiment, names, numbers, target, on_event)
+
+    _follow(target, start)
+
+
+@app.command()
+def resume(run: Run) -> None:
+    """Go on with a run or a comparison that was stopped."""
+
+    def start(on_event: OnEvent) -> None:
+        from manyheads.comparison import is_comparison, resume_comparison
+        from manyheads.experiment import Experiment
+
+        if is_comparison(run):
+            resume_comparison(run, on_event)
+        else:
+            Experiment.resume(run, on_event=on_event)
+
+    _follow(run, start)
+
+
+@app.command()
+def show(run: Run) -> None:
+    """Print the results of a run or a comparison."""
+    from manyheads.report import summary
+
+    summary.show(run, Console())
+
+
+@app.command("list")
+def list_(what: Catalog) -> None:
+    """List what a config can choose from."""
+    for name, description, options in config_options.catalog(what.value, profiles()):
+        typer.echo(f"{name:<20} {description}")
+        if options:
+            typer.echo(" " * 21 + ", ".join(f"{key} = {value}" for key, value in options.items()))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("manyheads.toml"), profile: Profile = None
+) -> None:
+    """Write a config with every key and what it means."""
+    text = (Config.profile(profile) if profile else Config()).to_toml(comments=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} exists and is not written over; give another path") from None
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}; run it with: manyheads run {path}")
+
+
+def main() -> None:
+    """Entry point. Exit status 0; 2 for wrong input; 1 for a run that failed; 130 after Ctrl-C."""
+    try:
+        app()
+    except (InputError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def _load(
+    path: Path | None, profile: str | None, overrides: list[str] | None, data_dir: Path | None
+) -> tuple[Config, str]:
+    if path and profile:
+        raise InputError(f"give a config or --profile, not both: {path} and {profile!r}")
+    if path:
+        config, name = Config.load(path, overrides or ()), path.stem
+    elif profile:
+        config, name = Config.profile(profile, overrides or ()), profile
+    else:
+        config = Config.parse("", overrides or ())
+        name = config.data.source
+    # An absolute path, so that the run can be resumed from another folder.
+    return (config.with_values({"data.dir": str(data_dir.resolve())}) if data_dir else config), name
+
+
+def _seed(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise InputError(f"--seeds: {text.strip()!r} is not a whole number of at least 0; write them as 0,1,2")
+    return int(text)
+
+
+def _free(name: str) -> Path:
+    tries = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in tries if not path.exists())
+
+
+def _follow(folder: Path, start: Callable[[OnEvent], None]) -> None:
+    with _interruptible(folder):
+        from manyheads.report import summary
+        from manyheads.report.progress import ProgressReport
+
+        with ProgressReport(Console(stderr=True)) as on_event:
+            start(on_event)
+        summary.show(folder, Console())
+        for picture in summary.pictures(folder):
+            typer.echo(f"wrote {picture}")
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.exists():
+            typer.echo(f"stopped; go on with: manyheads resume {shlex.quote(str(folder))}", err=True)
+        else:
+            typer.echo("stopped before anything was stored", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,30 @@
+"""The words in which a method is written: trees, records, models, data, contexts and the algorithm itself."""
+
+from manyheads.contract.algorithm import Algorithm, Predictors, Stage, Update
+from manyheads.contract.context import SGD, ClientContext, Context, Grad, ServerContext
+from manyheads.contract.data import Batch, Data
+from manyheads.contract.model import Model, Predictor
+from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
+from manyheads.contract.tree import Part, Tree
+
+__all__ = [
+    "SGD",
+    "Algorithm",
+    "Batch",
+    "Broadcast",
+    "ClientContext",
+    "Context",
+    "Data",
+    "Grad",
+    "Model",
+    "Part",
+    "Predictor",
+    "Predictors",
+    "PrivateState",
+    "ServerContext",
+    "ServerState",
+    "Stage",
+    "Tree",
+    "Update",
+    "Upload",
+]

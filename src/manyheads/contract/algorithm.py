@@ -1,0 +1,143 @@
+"""``Algorithm``: what a method does in the server room and in a client room. Overriding nothing gives FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from manyheads.contract.context import ClientContext, Context, ServerContext
+from manyheads.contract.data import Batch, Data
+from manyheads.contract.model import Model, Predictor
+from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
+from manyheads.contract.tree import Part, Tree
+
+Predictors = Predictor | Mapping[str, Predictor]
+Sent = Part | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What local training leaves behind.
+
+    Attributes:
+        private: what the client keeps.
+        upload: what it sends.
+        trained: the model, or models by variant, right after training; measured as ``post_local``. None where there is nothing to measure.
+    """
+
+    private: PrivateState
+    upload: Upload
+    trained: Predictors | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One phase of a method: ``rounds`` rounds of ``algorithm``.
+
+    Attributes:
+        algorithm: what runs in this phase.
+        rounds: how many rounds.
+        everyone: all clients take part in every round.
+        fresh: clients start this phase without private state.
+    """
+
+    algorithm: Algorithm
+    rounds: int
+    everyone: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method. Its dataclass fields are its hyper-parameters; it keeps no state.
+
+    Attributes:
+        shared: the part of the model that crosses the wire.
+        sends: every other field of an upload: a ``Part`` for a tree that holds this part of the model, or the shape of a tensor in words
+            (``n``, ``classes``, ``features``, ``image``, or a number; ``()`` is one number). ``model`` may be declared as well, where the
+            upload holds another part than ``shared``.
+        adapts: the part that ``adapt`` trains; ``NONE`` where a method has no adaptation.
+    """
+
+    shared: ClassVar[Part] = Part.ALL
+    sends: ClassVar[Mapping[str, Sent]] = {}
+    adapts: ClassVar[Part] = Part.NONE
+
+    def parts(self, base: Mapping[str, nn.Module]) -> Mapping[str, nn.Module]:
+        """The network's modules by name. A method may add or replace some."""
+        return base
+
+    def stages(self, rounds: int) -> list[Stage]:
+        """The phases of a run; the last one is the main stage, whose rounds are numbered from 0."""
+        return [Stage(self, rounds)]
+
+    def logits(self, m: Model, x: Tensor) -> Tensor:
+        """The network's answer, ``[batch, classes]``."""
+        return m.head(m.backbone(x))
+
+    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+        """The local objective as named terms."""
+        return {"ce": b.mean(cross_entropy(self.logits(m, b.x), b.y, reduction="none"))}
+
+    # server room
+
+    def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
+        """The server's state before the first round of a stage; ``previous`` is the state that the stage before left."""
+        return ServerState(model=ctx.initial)
+
+    def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:
+        """What one client receives."""
+        return Broadcast(model=ctx.take(server.model, self.shared - ctx.keep_down))
+
+    def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
+        """The next state, from the uploads by client in ascending order."""
+        return server.replace(model=server.model | ctx.average(uploads).model)
+
+    def global_model(self, server: ServerState, ctx: ServerContext) -> Predictors | None:
+        """The model that is one for all, where there is one."""
+        return Predictor(server.model, self.logits) if self.shared == Part.ALL else None
+
+    # client room
+
+    def init_private(self, received: Broadcast, ctx: ClientContext) -> PrivateState:
+        """What a client holds before it first takes part."""
+        return PrivateState(model=ctx.take(ctx.initial, Part.ALL - (self.shared - ctx.keep_down)))
+
+    def assemble(self, received: Broadcast, private: PrivateState) -> Tree:
+        """The client's model: what it received and what it keeps."""
+        kept: Tree = private.get("model", Tree())
+        return kept | received.model
+
+    def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
+        """Local training."""
+        return ctx.fit(model, self.loss, data)
+
+    def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
+        """A client's round: assemble, train, split into what stays and what is sent."""
+        model = self.train(self.assemble(received, private), received, private, data, ctx)
+        return Update(
+            private=private.replace(model=ctx.take(model, Part.ALL - (self.shared - ctx.keep_down))),
+            upload=Upload(model=ctx.take(model, self.uploaded(ctx)), weight=float(len(data))),
+            trained=Predictor(model, self.logits),
+        )
+
+    def uploaded(self, ctx: Context) -> Part:
+        """The part of the model that an upload holds."""
+        declared = self.sends.get("model", self.shared)
+        assert isinstance(declared, Part), "sends['model'] is a Part"
+        return declared - ctx.keep_up
+
+    def personal(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Predictors | None:
+        """The client's personal model, or models by variant; measured as ``post_agg``. ``data`` is its train data.
+
+        None where all of the model is shared: there the global model is what a client uses.
+        """
+        return None if self.shared == Part.ALL else Predictor(self.assemble(received, private), self.logits)
+
+    def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree | None:
+        """The personal model after an adaptation on train data; measured as ``post_adapt``, then dropped."""
+        return None

@@ -1,0 +1,295 @@
+"""``Context``: what a method may ask for while it runs, at the server and at a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+from manyheads.contract.data import Batch, Data
+from manyheads.contract.model import Model
+from manyheads.contract.random import stream
+from manyheads.contract.records import Upload
+from manyheads.contract.tree import Part, Tree
+from manyheads.errors import InputError
+
+Loss = Callable[[Model, Batch], Mapping[str, Tensor]]
+Carry = TypeVar("Carry")
+
+SERVER = -1  # the server's place in random streams, where a client has its id
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Plain stochastic gradient descent.
+
+    Attributes:
+        lr: step size, > 0.
+        momentum: in [0, 1).
+        weight_decay: L2, added to the gradient.
+        clip: largest norm of the whole gradient; None leaves it as it is.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+
+Optim = SGD | Mapping[Part, SGD]
+
+
+class Grad(Protocol):
+    """The gradient of a loss at a tree, on one batch."""
+
+    def __call__(self, loss: Loss, tree: Tree, b: Batch, trains: Part = ..., /) -> tuple[Tree, Tensor]:
+        """The gradient for every trained parameter that the loss depends on, and the loss."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which samples a fit visits: numbered epochs of shuffled mini-batches, or so many steps of them."""
+
+    epochs: range
+    steps: int | None
+    batch: int
+
+
+class Trainer(Protocol):
+    """Runs what a method describes. Engines implement it; ``local.training`` is the reference."""
+
+    def model(self, tree: Tree, /) -> Model:
+        """``tree`` as a frozen model in eval mode."""
+
+    def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim, /) -> Tree:
+        """See ``Context.fit``."""
+
+    def scan(self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int, /) -> Carry:
+        """See ``Context.scan``."""
+
+    def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data, /) -> Tensor:
+        """``fn`` of every sample's x, in large batches; ``[n, ...]``."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What both rooms offer. A method's ``model`` arguments are trees.
+
+    Attributes:
+        initial: the initial model, the same for all parties, from the seed.
+        tags: every tensor's tags, by name.
+        round: this round; rounds before the main stage are negative.
+        rounds: rounds of this stage.
+        clients: the number of clients.
+        classes: the number of classes.
+        feature_dim: the length of a feature vector.
+        epochs: local epochs.
+        sgd: the optimizer of local training.
+        batch: the mini-batch size.
+        seed: the seed of the run.
+        party: the client's id, or ``SERVER``.
+        trainer: what runs ``fit`` and ``scan``.
+        keep_down: what a broadcast leaves out of the model for the sake of the buffer policy.
+        keep_up: what an upload leaves out for the same reason.
+        trace: mean loss terms of each fit, in order; filled by the trainer.
+    """
+
+    initial: Tree
+    tags: Mapping[str, frozenset[str]]
+    round: int
+    rounds: int
+    clients: int
+    classes: int
+    feature_dim: int
+    epochs: int
+    sgd: SGD
+    batch: int
+    seed: int
+    party: int
+    trainer: Trainer
+    keep_down: Part = Part.NONE
+    keep_up: Part = Part.NONE
+    trace: list[dict[str, float]] = field(default_factory=list)
+
+    def model(self, tree: Tree) -> Model:
+        """``tree`` as a frozen model in eval mode."""
+        return self.trainer.model(tree)
+
+    def take(self, tree: Tree, part: Part) -> Tree:
+        """The tensors of ``tree`` that belong to ``part``."""
+        return Tree({name: tensor for name, tensor in tree.items() if part.holds(self.tags[name])})
+
+    def fit(
+        self,
+        model: Tree,
+        loss: Loss,
+        data: Data,
+        *,
+        trains: Part = Part.ALL,
+        epochs: int | range | None = None,
+        steps: int | None = None,
+        optim: Optim | None = None,
+        batch: int | None = None,
+    ) -> Tree:
+        """Trains ``model`` by SGD over ``loss`` and returns it; the argument is not changed.
+
+        Args:
+            model: the tree to start from.
+            loss: named terms, summed. It closes over no tensor: what it needs travels with ``data``.
+            data: the samples.
+            trains: what is trained. Frozen parts run in eval mode, so what they compute may be computed once.
+            epochs: passes over the data; None for the local epochs of the run. A ``range`` numbers them within the round, so that
+                two fits need not share an order of samples.
+            steps: that many mini-batches, over as many epochs as they need; replaces ``epochs``.
+            optim: one optimizer, or one for each part; None for the run's. Its state starts fresh.
+            batch: mini-batch size; None for the run's.
+
+        Raises:
+            RunError: a loss term is not finite.
+        """
+        return self.trainer.fit(self, model, loss, data, trains, self._plan(epochs, steps, batch), optim or self.sgd)
+
+    def scan(
+        self,
+        carry: Carry,
+        step: Callable[[Carry, Any, Grad], Carry],
+        data: Data,
+        *,
+        epochs: int | range | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        width: int = 1,
+    ) -> Carry:
+        """Runs a step rule of one's own over the mini-batches that ``fit`` would visit: ``carry = step(carry, b, grad)``.
+
+        Args:
+            carry: a tree, or a tuple of trees and numbers.
+            step: gets one batch, or a tuple of ``width`` batches, and ``grad(loss, tree, b, trains) -> (gradient, loss)``. Float buffers of
+                the tree are updated in place by ``grad``, as in training; they are the scan's own copies.
+            data: the samples.
+            epochs: as for ``fit``.
+            steps: as for ``fit``; counts calls of ``step``.
+            batch: as for ``fit``.
+            width: mini-batches a step. A last group of an epoch that lacks batches takes the epoch's first ones again.
+        """
+        return self.trainer.scan(self, carry, step, data, self._plan(epochs, steps, batch), width)
+
+    def steps(self, data: Data, epochs: int | None = None) -> int:
+        """How many steps a fit over ``data`` takes."""
+        return (self.epochs if epochs is None else epochs) * steps_an_epoch(len(data), self.batch)
+
+    def rng(self, *purpose: int | str) -> Generator:
+        """A random stream of this party, this round and this purpose."""
+        return stream(self.seed, self.round, self.party, *purpose)
+
+    def features(self, model: Model | Tree, data: Data) -> Tensor:
+        """The backbone's output for every sample, eval mode, not augmented: ``[n, feature_dim]``."""
+        bound = self.model(model) if isinstance(model, Tree) else model
+        return self.trainer.rowwise(bound.backbone, data)
+
+    def class_means(self, model: Model | Tree, data: Data) -> tuple[Tensor, Tensor]:
+        """Mean features of each class, ``[classes, feature_dim]`` (zeros for a class without samples), and counts ``[classes]``."""
+        features = self.features(model, data).double()
+        counts = torch.bincount(data.y, minlength=self.classes)
+        sums = torch.zeros(self.classes, features.shape[1], dtype=torch.float64).index_add_(0, data.y, features)
+        return (sums / counts.clamp(min=1)[:, None]).float(), counts
+
+    def _plan(self, epochs: int | range | None, steps: int | None, batch: int | None) -> Plan:
+        if epochs is None:
+            epochs = self.epochs
+        return Plan(range(epochs) if isinstance(epochs, int) else epochs, steps, batch or self.batch)
+
+
+@dataclass(frozen=True)
+class ClientContext(Context):
+    """The client room's context."""
+
+
+@dataclass(frozen=True)
+class ServerContext(Context):
+    """The server room's context.
+
+    Attributes:
+        server_data: the auxiliary set D_s, if there is one.
+    """
+
+    server_data: Data | None = None
+
+    @property
+    def auxiliary(self) -> Data:
+        """The labelled auxiliary set D_s.
+
+        Raises:
+            InputError: the run has none.
+        """
+        if self.server_data is None:
+            raise InputError("data.auxiliary is 0, but this method trains on an auxiliary set at the server; give it a size, such as 400")
+        return self.server_data
+
+    def average(
+        self, uploads: Mapping[int, Upload], *fields: str, weight: Callable[[Upload], float] = lambda u: u.weight
+    ) -> Upload:
+        """The weighted mean of ``fields`` (default: the model) over the uploads, in float64 and in cohort order, in one pass.
+
+        Floating-point tensors, buffers among them, are averaged; integer tensors (BatchNorm's step counter) take the maximum.
+
+        Raises:
+            ValueError: there is no upload, or the weights are negative or sum to zero.
+        """
+        total = 0.0
+        sums: dict[str, Any] = {}
+        for upload in uploads.values():
+            share = float(weight(upload))
+            if share < 0:
+                raise ValueError(f"an aggregation weight is negative: {share}")
+            total += share
+            for field_name in fields or ("model",):
+                sums[field_name] = _added(sums.get(field_name), getattr(upload, field_name), share)
+        if not total > 0:
+            raise ValueError("nothing to average: no upload, or all weights are zero")
+        return Upload(**{name: _divided(value, total) for name, value in sums.items()})
+
+
+def steps_an_epoch(n: int, batch: int) -> int:
+    """Mini-batches in one epoch: a last one of a single sample is merged into the one before it."""
+    full, rest = divmod(n, batch)
+    return max(1, full + (rest > 1 or (rest == 1 and full == 0)))
+
+
+@dataclass
+class _Sum:
+    """A running weighted sum that remembers which type it came from."""
+
+    value: Tensor
+    dtype: torch.dtype
+
+
+def _added(total: Any, value: Any, share: float) -> Any:
+    if isinstance(value, Tree):
+        total = total or {}
+        return {name: _added(total.get(name), tensor, share) for name, tensor in value.items()}
+    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    if not tensor.is_floating_point():
+        return _Sum(tensor if total is None else torch.maximum(total.value, tensor), tensor.dtype)
+    if total is None:
+        return _Sum(tensor.double() * share, tensor.dtype)
+    return _Sum(total.value.add_(tensor.double(), alpha=share), tensor.dtype)
+
+
+def _divided(total: Any, weights: float) -> Any:
+    if isinstance(total, dict):
+        return Tree({name: _divided(value, weights) for name, value in total.items()})
+    mean = total.value / weights if total.value.is_floating_point() else total.value
+    return mean.to(total.dtype)
+
+
+def buffer_policy(name: str) -> tuple[Part, Part]:
+    """What a policy for the buffers of shared layers keeps out of broadcasts, and out of uploads.
+
+    ``average`` treats them as the parameters. ``private`` leaves each client its own. ``reset`` broadcasts the server's, which stay the
+    initial ones.
+    """
+    return {"average": (Part.NONE, Part.NONE), "private": (Part.BUFFER, Part.BUFFER), "reset": (Part.NONE, Part.BUFFER)}[name]

@@ -1,0 +1,129 @@
+"""A party's data as methods see it: ``Data`` describes it, a ``Batch`` is what a loss gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from manyheads.contract.tree import Tree
+
+Column = Tensor | Callable[[Tensor], Tensor]
+Constant = Tree | Tensor | float
+Mapped = Callable[["Batch", Generator], "Batch"]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Images that many views share: uint8 ``[N, h, w, c]``, turned into normalised floats only when a batch is made.
+
+    Attributes:
+        images: all images of the data set; a client's data is an index into it.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+    """
+
+    images: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The images ``rows``: float32 ``[len(rows), c, h, w]`` in channels-last layout."""
+        x = self.images[rows].float()
+        scale = torch.tensor([1 / (255 * s) for s in self.std])
+        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        return x.mul_(scale).sub_(shift).permute(0, 3, 1, 2)
+
+
+class Batch:
+    """Some samples: ``b.x``, ``b.y``, and by name every column and constant of the data.
+
+    Attributes:
+        x: float ``[n, c, h, w]``, normalised, after augmentation.
+        y: int64 ``[n]``.
+        rows: int64 ``[n]``, the samples' places in their ``Data``.
+        mask: float ``[n]``, 1 for a real sample and 0 for padding; None where all are real.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, rows: Tensor, extra: Mapping[str, Any], mask: Tensor | None = None) -> None:
+        self.x, self.y, self.rows, self.mask = x, y, rows, mask
+        self._extra = extra
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._extra[name]
+        except KeyError:
+            have = ", ".join(["x", "y", *self._extra])
+            raise AttributeError(f"the batch has no {name!r}; it has {have}; add it with data.with_() or data.given()") from None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """The mean of ``[n]`` values over the real samples."""
+        if self.mask is None:
+            return per_sample.mean()
+        return (per_sample * self.mask).sum() / self.mask.sum()
+
+    def replace(self, **fields: Tensor) -> Batch:
+        """A copy with ``x``, ``y`` or columns replaced; for functions given to ``Data.map``."""
+        own = {name: fields.pop(name) for name in ("x", "y") if name in fields}
+        return Batch(own.get("x", self.x), own.get("y", self.y), self.rows, {**self._extra, **fields}, self.mask)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples of one party. Immutable: ``with_``, ``given`` and ``map`` return another view of the same images.
+
+    Attributes:
+        pixels: where images come from.
+        index: int64 ``[n]``, this party's images in ``pixels``.
+        y: int64 ``[n]``, labels.
+        columns: per sample, a tensor ``[n, ...]`` or a function of x.
+        constants: the same for every sample.
+        maps: random functions of a batch, applied in order at every step.
+    """
+
+    pixels: Callable[[Tensor], Tensor]
+    index: Tensor
+    y: Tensor
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    maps: tuple[Mapped, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def x(self, rows: Tensor) -> Tensor:
+        """The images at ``rows`` of this data: float ``[len(rows), c, h, w]``, normalised, not augmented."""
+        return self.pixels(self.index[rows])
+
+    def with_(self, **columns: Column) -> Data:
+        """Adds values per sample: a tensor ``[n, ...]``, or a function of x ``[b, c, h, w] -> [b, ...]`` that is frozen.
+
+        A function is run once for all samples where x never changes, and once a batch, on the augmented x, where there are maps.
+        """
+        self._free(columns)
+        for name, column in columns.items():
+            if isinstance(column, Tensor) and len(column) != len(self):
+                raise ValueError(f"column {name!r} has {len(column)} values for {len(self)} samples")
+        return replace(self, columns={**self.columns, **columns})
+
+    def given(self, **constants: Constant) -> Data:
+        """Adds constants of this party, such as anchors ``[classes, features]`` or the reference of a proximal term."""
+        self._free(constants)
+        return replace(self, constants={**self.constants, **constants})
+
+    def map(self, fn: Mapped) -> Data:
+        """Adds a random function of a batch, such as an augmentation. It draws from the generator that it is given."""
+        return replace(self, maps=(*self.maps, fn))
+
+    def _free(self, names: Mapping[str, Any]) -> None:
+        taken = {"x", "y", "rows", "mask", "mean", "replace", *self.columns, *self.constants}
+        if clash := taken & set(names):
+            raise ValueError(f"the data has {sorted(clash)[0]!r} already; choose another name")

@@ -1,0 +1,74 @@
+"""What may cross the wire: an upload is checked against what its method declares, by name and by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from manyheads.contract.algorithm import Algorithm, Sent
+from manyheads.contract.context import Context
+from manyheads.contract.records import Broadcast, Upload
+from manyheads.contract.tree import Part, Tree
+from manyheads.errors import RunError
+
+
+class WireError(RunError):
+    """A message holds something that its method does not declare, or a value that is not finite."""
+
+
+def check_broadcast(message: Broadcast, algorithm: Algorithm, ctx: Context) -> None:
+    """Raises ``WireError`` where the broadcast's model holds more than the shared part."""
+    model = message.get("model", Tree())
+    if extra := set(model) - set(ctx.take(ctx.initial, algorithm.shared)):
+        raise WireError(f"{_name(algorithm)} broadcasts {sorted(extra)[0]!r}, which is not in its shared part {algorithm.shared}")
+
+
+def check_upload(message: Upload, algorithm: Algorithm, ctx: Context, words: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ``WireError`` unless the upload holds what the method declares, with the declared shapes, and no more.
+
+    Args:
+        message: what the client wants to send.
+        algorithm: its method.
+        ctx: the client's context.
+        words: what ``n``, ``classes``, ``features`` and ``image`` mean for this client.
+    """
+    declared: dict[str, Sent] = {"weight": (), **algorithm.sends, "model": algorithm.uploaded(ctx)}
+    for field in message:
+        where = f"{_name(algorithm)}, client {ctx.party}: field {field!r} of the upload"
+        if field not in declared:
+            raise WireError(f"{where} is not declared; it declares {', '.join(declared)}")
+        _check(where, message.get(field), declared[field], ctx, words)
+
+
+def check_finite(message: Upload, client: int, round: int) -> None:
+    """Raises ``WireError`` where a tensor or number of the upload is not finite; names round, client and tensor."""
+    numbers = {name: torch.tensor(float(value)) for name in message if isinstance(value := message.get(name), int | float)}
+    for name, tensor in {**numbers, **message.tensors()}.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WireError(f"round {round}, client {client}: {name!r} of the upload is not finite")
+
+
+def _check(where: str, value: object, declared: Sent, ctx: Context, words: Mapping[str, tuple[int, ...]]) -> None:
+    if isinstance(declared, Part):
+        expected = ctx.take(ctx.initial, declared)
+        if not isinstance(value, Tree):
+            raise WireError(f"{where} is a {type(value).__name__}; it is declared as the part {declared} of the model")
+        if extra := set(value) - set(expected):
+            raise WireError(f"{where} holds {sorted(extra)[0]!r}, which is outside its declared part {declared}")
+        if missing := set(expected) - set(value):
+            raise WireError(f"{where} lacks {sorted(missing)[0]!r} of its declared part {declared}")
+        for name, tensor in value.items():
+            if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+                shapes = f"{list(tensor.shape)} {tensor.dtype}, the model's is {list(expected[name].shape)} {expected[name].dtype}"
+                raise WireError(f"{where}: {name!r} is {shapes}")
+        return
+    shape = tuple(size for word in declared for size in (words[word] if word in words else (int(word),)))
+    actual = tuple(value.shape) if isinstance(value, Tensor) else () if isinstance(value, int | float) else None
+    if actual != shape:
+        raise WireError(f"{where} has the shape {actual}; it is declared as ({', '.join(declared)}) = {shape}")
+
+
+def _name(algorithm: Algorithm) -> str:
+    return type(algorithm).__name__

@@ -1,0 +1,222 @@
+"""``Experiment``: one method on one federation, and its round loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyheads.algorithms import registry
+from manyheads.config import Config
+from manyheads.contract import SGD, Algorithm, PrivateState, ServerState, Stage
+from manyheads.data.dataset import Dataset
+from manyheads.data.federated import Federation
+from manyheads.data.partition import Partition, make_partition
+from manyheads.data.sources import load
+from manyheads.engines import make_engine, one_thread
+from manyheads.errors import InputError
+from manyheads.evaluate import Row
+from manyheads.events import Event, Finished, OnEvent, RoundDone, Started, Warned
+from manyheads.local.setting import Budget, Setting
+from manyheads.models.registry import build
+from manyheads.models.split import SplitModel
+from manyheads.rounds import Rounds, State
+from manyheads.schedule import Moment, cohort, moments
+from manyheads.storage.private_store import MemoryStore
+from manyheads.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        rows: one for every round, as in ``rounds.jsonl``.
+        server: the server's last state.
+        private: what each client that took part keeps.
+        folder: where the run is stored, if it is.
+    """
+
+    rows: list[Row]
+    server: ServerState
+    private: Mapping[int, PrivateState]
+    folder: Path | None
+
+    def accuracy(self, model: str = "personal", data: str = "client test", moment: str = "post_agg", average: str = "macro", variant: str = "") -> float:
+        """The accuracy of the last evaluated round, in [0, 1].
+
+        Raises:
+            InputError: the run has no such row.
+        """
+        wanted = {"model": model, "data": data, "moment": moment, "average": average, "variant": variant}
+        for row in reversed(self.rows):
+            for metric in row["metrics"]:
+                if all(metric[key] == value for key, value in wanted.items()):
+                    return float(metric["accuracy"])
+        raise InputError(f"the run has no accuracy for {wanted}")
+
+
+class Experiment:
+    """One method on one federation.
+
+    Args:
+        config: what to run.
+        dataset: the data; by default the config's source.
+        partition: who has which images; by default drawn as the config says.
+        cohorts: the clients of every main round; by default drawn from the seed, the same for all methods.
+        model: makes the network; by default the config's. Called with torch's global generator seeded.
+        algorithm: the method; by default the config's.
+
+    Raises:
+        InputError: the config does not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataset: Dataset | None = None,
+        partition: Partition | None = None,
+        cohorts: Sequence[Sequence[int]] | None = None,
+        model: Callable[[], SplitModel] | None = None,
+        algorithm: Algorithm | None = None,
+    ) -> None:
+        self.config = config
+        self.dataset = dataset or load_dataset(config)
+        self.partition = partition or _partition(config, self.dataset)
+        self.federation = Federation(self.dataset, self.partition)
+        self.algorithm = algorithm or registry.load(config.algorithm.name)(**config.algorithm.options)
+        self.cohorts = [sorted(members) for members in cohorts] if cohorts is not None else None
+        self._model: Callable[[], SplitModel] = model or self._build
+
+    def run(self, folder: Path | None = None, on_event: OnEvent | None = None, label: str = "") -> Result:
+        """Runs all rounds, and stores them in ``folder`` if there is one.
+
+        Raises:
+            InputError: the folder is taken or cannot be written, or the method lacks something it needs.
+            RunError: a loss or an upload is not finite, or the disk is full.
+        """
+        if folder is None:
+            return self._run(None, State(MemoryStore()), -1, on_event, label)
+        data = {**self.federation.counts(), "fingerprint": self.dataset.fingerprint, "cohorts": self.cohorts}
+        with RunFolder.create(folder, self.config.to_toml(), partition=self.partition.save, data=data) as opened:
+            return self._run(opened, State(opened.store()), -1, on_event, label)
+
+    @classmethod
+    def resume(
+        cls, folder: Path, *, dataset: Dataset | None = None, on_event: OnEvent | None = None, label: str = "", **own: Any
+    ) -> Result:
+        """Goes on with a stored run from its newest intact checkpoint; ends with the same bits as an uninterrupted one.
+
+        Args:
+            folder: the run's.
+            dataset: the data, where it is not the config's source.
+            on_event: gets the events.
+            label: names the run in events.
+            own: ``model`` and ``algorithm``, where they are not the config's.
+
+        Raises:
+            InputError: the folder holds no run, is in use, or the data differ from those that the run began with.
+            RunError: every checkpoint is damaged.
+        """
+        with RunFolder.open(folder) as opened:
+            config = Config.parse(opened.config, origin=str(folder / "config.toml"))
+            about = opened.data
+            partition = Partition.load(opened.partition_path)
+            self = cls(config, dataset=dataset, partition=partition, cohorts=about["cohorts"], **own)
+            if self.dataset.fingerprint != about["fingerprint"]:
+                raise InputError(f"{folder}: data.source = {config.data.source!r} holds other images or labels than when the run began")
+            restored = opened.restore()
+            state, position = State(opened.store()), -1
+            if restored:
+                position = restored.position
+                state.server = restored.server
+                state.take_json(restored.extra)
+                for warning in restored.warnings:
+                    (on_event or _ignore)(Warned(label or config.algorithm.name, warning))
+            return self._run(opened, state, position, on_event, label)
+
+    def _run(self, folder: RunFolder | None, state: State, position: int, on_event: OnEvent | None, label: str) -> Result:
+        """The round loop."""
+        say, label = on_event or _ignore, label or self.config.algorithm.name
+        stages = self.algorithm.stages(self.config.train.rounds)
+        rows = folder.rows() if folder else []
+        done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in rows)
+        say(Started(label, sum(stage.rounds for stage in stages), done))
+        schedule = [moment for moment in moments(stages) if moment.position > position]
+        with one_thread():
+            for index, stage in enumerate(stages):
+                remaining = [moment for moment in schedule if moment.stage == index]
+                if not remaining:
+                    continue
+                with self._rounds(index, stage) as rounds:
+                    for moment in remaining:
+                        if moment.round is None:
+                            row = rounds.begin(moment, state, stage.fresh)
+                        else:
+                            row = rounds.round(moment, state, self._cohort(moment, stage))
+                        rows.append(row)
+                        if folder:
+                            folder.append(row)
+                            folder.commit(moment.position, _present(state.server), state.store.drain_changed(), state.to_json())
+                        for client, reason in row.get("dropped", {}).items():
+                            say(Warned(label, f"client {client} is left out of the round: {reason}"))
+                        say(RoundDone(label, row["round"], row))
+        path = folder.path if folder else None
+        say(Finished(label, path))
+        private = {client: kept for client in sorted(state.active) if (kept := state.private(client)) is not None}
+        return Result(rows, _present(state.server), private, path)
+
+    @contextmanager
+    def _rounds(self, index: int, stage: Stage) -> Iterator[Rounds]:
+        """Everything that a stage needs to run."""
+        train, run = self.config.train, self.config.run
+        budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
+        setting = Setting.make(stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers)
+        with make_engine(run.engine, run.workers, setting) as engine:
+            yield Rounds(setting, engine, self.config, index)
+
+    def _cohort(self, moment: Moment, stage: Stage) -> Sequence[int]:
+        assert moment.round is not None
+        if stage.everyone:
+            return range(self.federation.clients)
+        if moment.main and self.cohorts is not None:
+            return self.cohorts[moment.round]
+        return cohort(self.config.run.seed, moment.round, self.federation.clients, self.config.train.participation)
+
+    def _build(self) -> SplitModel:
+        model = self.config.model
+        return build(model.name, shape=self.dataset.shape, classes=len(self.dataset.classes), options=model.options)
+
+
+def load_dataset(config: Config) -> Dataset:
+    """The data set that the config asks for."""
+    return load(config.data.source, Path(config.data.dir) if config.data.dir else None, config.data.limit)
+
+
+def _partition(config: Config, dataset: Dataset) -> Partition:
+    """The partition that the config asks for."""
+    return make_partition(
+        config.partition.kind,
+        dataset.train.labels,
+        dataset.test.labels,
+        classes=len(dataset.classes),
+        clients=config.partition.clients,
+        seed=config.run.seed,
+        auxiliary=config.data.auxiliary,
+        min_train=config.partition.min_train,
+        validation=config.data.validation,
+        options=config.partition.options,
+        columns=dataset.train.columns,
+    )
+
+
+def _present(server: ServerState | None) -> ServerState:
+    assert server is not None, "the first moment of a run makes the server's state"
+    return server
+
+
+def _ignore(event: Event) -> None:
+    """Nobody listens."""

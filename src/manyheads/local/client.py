@@ -1,0 +1,92 @@
+"""``ClientRoom``: what is asked of clients, a round or a test, as messages in and messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from manyheads.contract import Broadcast, Predictor, Predictors, PrivateState
+from manyheads.contract.wire import check_upload
+from manyheads.errors import RunError
+from manyheads.local.setting import Setting
+from manyheads.local.testing import Tester
+
+Correct = dict[tuple[str, str], int]
+"""How many test images were answered rightly, by variant and moment."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A client's turn. ``private`` is None for a client that has not taken part yet."""
+
+    client: int
+    round: int
+    received: Broadcast
+    private: PrivateState | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client's round gave. ``upload`` is the serialised message; ``error`` says why there is none.
+
+    Attributes:
+        client: its id.
+        upload: the bytes that cross the wire.
+        private: what stays with the client.
+        correct: of the trained models, on its own test images.
+        loss: mean loss terms of the last fit.
+        error: one line, or "" where all went well.
+    """
+
+    client: int
+    upload: bytes
+    private: PrivateState
+    correct: Correct
+    loss: Mapping[str, float]
+    error: str = ""
+
+
+class ClientRoom:
+    """Runs clients of one stage, one at a time."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._tester = Tester(setting.network, setting.parties.test)
+
+    def update(self, task: Task, test: bool) -> Reply:
+        """A client's round; with ``test`` its trained models are measured."""
+        ctx = self._setting.client(task.round, task.client)
+        algorithm = self._setting.algorithm
+        private = task.private or algorithm.init_private(task.received, ctx)
+        try:
+            update = algorithm.local_update(task.received, private, self._setting.parties.train(task.client), ctx)
+        except RunError as error:
+            return Reply(task.client, b"", private, {}, {}, str(error))
+        check_upload(update.upload, algorithm, ctx, self._setting.words(task.client))
+        correct = self._correct(task.client, update.trained, "post_local") if test else {}
+        return Reply(task.client, update.upload.to_bytes(), update.private, correct, ctx.trace[-1] if ctx.trace else {})
+
+    def evaluate(self, task: Task, adapt: bool) -> Correct:
+        """Tests the personal models; with ``adapt`` also after the method's adaptation. Changes nothing."""
+        ctx = self._setting.client(task.round, task.client)
+        algorithm, data = self._setting.algorithm, self._setting.parties.train(task.client)
+        private = task.private or algorithm.init_private(task.received, ctx)
+        correct = self._correct(task.client, algorithm.personal(task.received, private, data, ctx), "post_agg")
+        if adapt:
+            adapted = algorithm.adapt(algorithm.assemble(task.received, private), data, ctx)
+            if adapted is not None:
+                correct |= self._correct(task.client, Predictor(adapted, algorithm.logits), "post_adapt")
+        return correct
+
+    def _correct(self, client: int, predictors: Predictors | None, moment: str) -> Correct:
+        rows = self._setting.parties.test_rows(client)
+        return {
+            (variant, moment): int(self._tester.right(predictor, rows).sum()) for variant, predictor in by_variant(predictors).items()
+        }
+
+
+def by_variant(predictors: Predictors | None) -> Mapping[str, Predictor]:
+    """Predictors by name; a single one has the name ""."""
+    if predictors is None:
+        return {}
+    return {"": predictors} if isinstance(predictors, Predictor) else predictors

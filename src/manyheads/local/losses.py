@@ -1,0 +1,40 @@
+"""Losses that methods share. Means run over the real samples of a batch."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from manyheads.contract.data import Batch
+from manyheads.contract.tree import Tree
+
+
+def ce(logits: Tensor, b: Batch) -> Tensor:
+    """Mean softmax cross-entropy of ``logits`` ``[n, classes]`` against ``b.y``."""
+    return b.mean(functional.cross_entropy(logits, b.y, reduction="none"))
+
+
+def kd(teacher: Tensor, student: Tensor, b: Batch, temperature: float) -> Tensor:
+    """Distillation, ``T^2 KL(softmax(teacher / T) || softmax(student / T))``, mean over samples (Hinton et al., 2015).
+
+    Args:
+        teacher: logits ``[n, classes]``, without gradient.
+        student: logits ``[n, classes]``.
+        b: the batch.
+        temperature: T > 0.
+    """
+    target = functional.log_softmax(teacher / temperature, dim=1)
+    output = functional.log_softmax(student / temperature, dim=1)
+    return temperature**2 * b.mean((target.exp() * (target - output)).sum(dim=1))
+
+
+def mse(features: Tensor, target: Tensor, b: Batch) -> Tensor:
+    """Squared difference of ``[n, d]``, mean over dimensions and samples."""
+    return b.mean((features - target).square().mean(dim=1))
+
+
+def squared_distance(params: Tree, reference: Tree) -> Tensor:
+    """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
+    total = torch.zeros(())
+    for name, tensor in params.items():
+        total = total + (tensor - reference[name]).square().sum()
+    return total

@@ -1,0 +1,130 @@
+"""``Setting``: one stage of a run, from which every party's context is made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+
+from manyheads.contract import SGD, Algorithm, ClientContext, Context, Data, ServerContext
+from manyheads.contract.context import SERVER, buffer_policy
+from manyheads.contract.random import seed_of
+from manyheads.local.network import Network
+from manyheads.local.training import LocalTrainer
+from manyheads.models.probing import probe
+from manyheads.models.split import SplitModel
+
+C = TypeVar("C", bound=Context)
+
+_SEEDING = threading.Lock()
+
+
+class Parties(Protocol):
+    """The data of all parties; ``data.federated.Federation`` is one."""
+
+    clients: int
+    classes: int
+    shape: tuple[int, int, int]
+
+    @property
+    def auxiliary(self) -> Data | None:
+        """The server's data."""
+
+    @property
+    def test(self) -> Data:
+        """The test set."""
+
+    def train(self, client: int, /) -> Data:
+        """A client's train data."""
+
+    def test_rows(self, client: int, /) -> torch.Tensor:
+        """A client's places in the test set."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a client trains in a round.
+
+    Attributes:
+        epochs: local epochs.
+        batch: mini-batch size.
+        sgd: the optimizer.
+    """
+
+    epochs: int
+    batch: int
+    sgd: SGD
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same over the rounds of a stage.
+
+    Attributes:
+        algorithm: the method of the stage.
+        network: its network.
+        parties: the data.
+        budget: local training.
+        rounds: rounds of the stage.
+        seed: of the run.
+        buffers: the buffer policy.
+        feature_dim: the length of a feature vector.
+    """
+
+    algorithm: Algorithm
+    network: Network
+    parties: Parties
+    budget: Budget
+    rounds: int
+    seed: int
+    buffers: str
+    feature_dim: int
+
+    @classmethod
+    def make(
+        cls, algorithm: Algorithm, model: Callable[[], SplitModel], parties: Parties, budget: Budget, rounds: int, seed: int, buffers: str
+    ) -> Setting:
+        """Builds the network. The base model and a method's own modules have a stream each, so one does not change the other's bits."""
+        with _SEEDING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, "init", "model"))
+            base = model()
+            feature_dim = probe(base, parties.shape, parties.classes)
+            torch.manual_seed(seed_of(seed, "init", "parts"))
+            network = Network(algorithm.parts(base.parts()))
+        return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim)
+
+    def client(self, round: int, client: int) -> ClientContext:
+        """The context of a client in a round."""
+        return self._context(ClientContext, round, client)
+
+    def server(self, round: int) -> ServerContext:
+        """The server's context in a round."""
+        return replace(self._context(ServerContext, round, SERVER), server_data=self.parties.auxiliary)
+
+    def words(self, client: int) -> dict[str, tuple[int, ...]]:
+        """What the words of a declared shape mean for a client."""
+        sizes = {"n": len(self.parties.train(client)), "classes": self.parties.classes, "features": self.feature_dim}
+        return {"image": self.parties.shape, **{word: (size,) for word, size in sizes.items()}}
+
+    def _context(self, kind: type[C], round: int, party: int) -> C:
+        down, up = buffer_policy(self.buffers)
+        return kind(
+            initial=self.network.initial,
+            tags=self.network.tags,
+            round=round,
+            rounds=self.rounds,
+            clients=self.parties.clients,
+            classes=self.parties.classes,
+            feature_dim=self.feature_dim,
+            epochs=self.budget.epochs,
+            sgd=self.budget.sgd,
+            batch=self.budget.batch,
+            seed=self.seed,
+            party=party,
+            trainer=LocalTrainer(self.network),
+            keep_down=down,
+            keep_up=up,
+        )

@@ -1,0 +1,264 @@
+"""``LocalTrainer``: SGD over a loss (``fit``) and step rules of a method's own (``scan``), in one tight loop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.contract.context import SERVER, SGD, Carry, Context, Grad, Loss, Optim, Plan
+from manyheads.contract.data import Batch, Data
+from manyheads.contract.model import Model
+from manyheads.contract.random import stream
+from manyheads.contract.tree import Part, Tree
+from manyheads.errors import RunError
+from manyheads.local.network import Bound, Network, channels_last
+from manyheads.local.rows import CachedPart, RowCache
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mini-batch of a plan: its epoch, its number within the epoch, and its samples."""
+
+    epoch: int
+    number: int
+    rows: Tensor
+
+
+def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
+    """The mini-batches of a plan over ``n`` samples. A last one of a single sample is merged into the one before it."""
+    epochs: Iterator[int] = iter(plan.epochs) if plan.steps is None else itertools.count(plan.epochs.start)
+    steps: list[Step] = []
+    for epoch in epochs:
+        if plan.steps is not None and len(steps) >= plan.steps:
+            break
+        order = torch.randperm(n, generator=ctx.rng("order", epoch))
+        pieces = list(torch.split(order, plan.batch))
+        if len(pieces) > 1 and len(pieces[-1]) == 1:
+            pieces[-2:] = [torch.cat(pieces[-2:])]
+        steps += [Step(epoch, number, rows) for number, rows in enumerate(pieces)]
+    return steps[: plan.steps]
+
+
+class LocalTrainer:
+    """The reference trainer: one thread, one network."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def model(self, tree: Tree) -> Model:
+        """``tree`` as a frozen model in eval mode."""
+        return self._network.model(channels_last(tree))
+
+    def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """``fn`` of every sample's x, ``[n, ...]``."""
+        return RowCache(fn, data)(torch.arange(len(data)))
+
+    def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim) -> Tree:
+        """See ``Context.fit``."""
+        steps = steps_of(ctx, len(data), plan)
+        names = self._trained(ctx, model, trains)
+        if not steps or not names:
+            return model
+        bound = self._network.bind(channels_last(model), names)
+        feed = _Feed(ctx, data, steps, bound)
+        groups = _groups(ctx, bound.trained, optim)
+        log = _Log(ctx)
+        for step in steps:
+            batch = feed.batch(step)
+            terms = loss(bound.model, batch)
+            total = log.total(terms, step)
+            gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
+            descend(groups, gradients)
+        log.close(len(steps))
+        return bound.tree().map(lambda t: t.contiguous())
+
+    def scan(self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int) -> Carry:
+        """See ``Context.scan``."""
+        carry = _own(carry)
+        per_epoch = replace(plan, steps=None if plan.steps is None else plan.steps * width)
+        steps = steps_of(ctx, len(data), per_epoch)
+        gradient = _Gradient(ctx, self._network, self._trained)
+        feed = _Feed(ctx, data, steps, None)
+        for group in _grouped(steps, width)[: plan.steps]:
+            gradient.start(group[0])
+            batches = tuple(feed.batch(one) for one in group)
+            carry = step(carry, batches[0] if width == 1 else batches, gradient)
+        gradient.log.close(gradient.calls)
+        return carry
+
+    def _trained(self, ctx: Context, model: Tree, trains: Part) -> list[str]:
+        parameters = trains - Part.BUFFER
+        return [name for name in model if parameters.holds(ctx.tags[name])]
+
+
+class _Feed:
+    """Makes the batches of a plan. What frozen functions say of a sample is computed once, unless maps change x at every step."""
+
+    def __init__(self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None) -> None:
+        self._ctx, self._data, self._bound = ctx, data, bound
+        self._columns: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+        self._cached: list[CachedPart] = []
+        ahead = torch.tensor(sorted({row for step in steps for row in step.rows.tolist()}), dtype=torch.int64)
+        for name, column in data.columns.items():
+            self._columns[name] = self._column(column, ahead)
+        if bound is not None and not data.maps:
+            for name, part in bound.modules.items():
+                if not any(p.requires_grad for p in part.parameters()):
+                    cached = CachedPart(part, RowCache(part, data, ahead))
+                    bound.calls[name] = cached
+                    self._cached.append(cached)
+
+    def _column(self, column: Tensor | Callable[[Tensor], Tensor], ahead: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        if isinstance(column, Tensor):
+            return lambda x, rows: column[rows]
+        if self._data.maps:
+            return lambda x, rows: torch.no_grad()(column)(x)
+        cache = RowCache(column, self._data, ahead)
+        return lambda x, rows: cache(rows)
+
+    def batch(self, step: Step) -> Batch:
+        """The batch of a step, after its maps, with its columns and constants; dropout is set to the step's own stream."""
+        ctx, data, rows = self._ctx, self._data, step.rows
+        batch = Batch(data.x(rows), data.y[rows], rows, data.constants)
+        for place, fn in enumerate(data.maps):
+            batch = fn(batch, ctx.rng("map", place, step.epoch, step.number))
+        batch = batch.replace(**{name: column(batch.x, rows) for name, column in self._columns.items()})
+        if self._bound is not None and self._bound.dropouts:
+            self._bound.draw_from(dropout_stream(ctx, step))
+        for cached in self._cached:
+            cached.current = (batch.x, rows)
+        return batch
+
+
+def dropout_stream(ctx: Context, step: Step) -> torch.Generator:
+    """The stream of one step's dropout masks."""
+    return stream(ctx.seed, ctx.round, ctx.party, "dropout", step.epoch, step.number)
+
+
+class _Gradient:
+    """What ``scan`` hands to a step rule. One dropout stream serves all calls of a step, in their order."""
+
+    def __init__(self, ctx: Context, network: Network, trained: Callable[[Context, Tree, Part], list[str]]) -> None:
+        self._ctx, self._network, self._trained = ctx, network, trained
+        self._bound: Bound | None = None
+        self.log = _Log(ctx)
+        self.calls = 0
+
+    def start(self, step: Step) -> None:
+        """Begins a step."""
+        self._step = step
+        self._stream = dropout_stream(self._ctx, step)
+
+    def __call__(self, loss: Loss, tree: Tree, b: Batch, trains: Part = Part.ALL, /) -> tuple[Tree, Tensor]:
+        names = self._trained(self._ctx, tree, trains)
+        if self._bound is None or not self._bound.fits(tree):
+            self._bound = self._network.bind(tree)
+        bound = self._bound
+        bound.load(tree)
+        bound.train(names)
+        bound.draw_from(self._stream)
+        total = self.log.total(loss(bound.model, b), self._step)
+        self.calls += 1
+        gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
+        found = {name: g for (name, _), g in zip(bound.trained, gradients, strict=True) if g is not None}
+        return Tree(found), total.detach()
+
+
+def _grouped(steps: list[Step], width: int) -> list[list[Step]]:
+    """Groups of ``width`` steps within an epoch; a last group that lacks some takes the epoch's first ones again."""
+    groups = []
+    for epoch in dict.fromkeys(step.epoch for step in steps):
+        mine = [step for step in steps if step.epoch == epoch]
+        groups += [[mine[(start + k) % len(mine)] for k in range(width)] for start in range(0, len(mine), width)]
+    return groups
+
+
+def _own(carry: Any) -> Any:
+    """A copy of a carry, in the layout that training uses, that shares no memory with it."""
+    if isinstance(carry, Tree):
+        return channels_last(carry)
+    if isinstance(carry, tuple):
+        return tuple(map(_own, carry))
+    return carry.clone() if isinstance(carry, Tensor) else carry
+
+
+class _Log:
+    """Sums loss terms for the trace, and stops a run whose loss is not finite."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._sums: dict[str, float] = {}
+
+    def total(self, terms: Mapping[str, Tensor], step: Step) -> Tensor:
+        """The sum of the terms.
+
+        Raises:
+            RunError: a term is not finite; names round, client and term.
+        """
+        for name, term in terms.items():
+            value = float(term.detach())
+            if not math.isfinite(value):
+                who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"
+                raise RunError(
+                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} in epoch {step.epoch}, step {step.number}; "
+                    f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
+                )
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        first, *rest = terms.values()
+        return sum(rest, start=first)
+
+    def close(self, steps: int) -> None:
+        """Adds the mean terms to the trace."""
+        self._ctx.trace.append({name: value / max(1, steps) for name, value in self._sums.items()})
+
+
+@dataclass
+class _Group:
+    """Parameters with one optimizer, by their place among all trained parameters, and their momentum."""
+
+    sgd: SGD
+    members: list[tuple[int, nn.Parameter]]
+    momentum: dict[int, Tensor]
+
+
+def _groups(ctx: Context, trained: list[tuple[str, nn.Parameter]], optim: Optim) -> list[_Group]:
+    choices = {Part.ALL: optim} if isinstance(optim, SGD) else dict(optim)
+    groups = [_Group(sgd, [], {}) for sgd in choices.values()]
+    for place, (name, parameter) in enumerate(trained):
+        group = next((g for part, g in zip(choices, groups, strict=True) if part.holds(ctx.tags[name])), None)
+        if group is None:
+            raise ValueError(f"no optimizer was given for {name}, which is trained")
+        group.members.append((place, parameter))
+    return groups
+
+
+@torch.no_grad()
+def descend(groups: list[_Group], gradients: tuple[Tensor | None, ...]) -> None:
+    """One step of SGD. A parameter without a gradient stays as it is: neither momentum nor decay moves it."""
+    for group in groups:
+        sgd = group.sgd
+        members = [(place, p, g) for place, p in group.members if (g := gradients[place]) is not None]
+        scale = _clipping([g for _, _, g in members], sgd.clip)
+        for place, parameter, gradient in members:
+            if scale < 1:
+                gradient = gradient * scale
+            if sgd.weight_decay:
+                gradient = gradient.add(parameter, alpha=sgd.weight_decay)
+            if sgd.momentum:
+                velocity = group.momentum.get(place)
+                gradient = gradient.clone() if velocity is None else velocity.mul_(sgd.momentum).add_(gradient)
+                group.momentum[place] = gradient
+            parameter.add_(gradient, alpha=-sgd.lr)
+
+
+def _clipping(gradients: list[Tensor], clip: float | None) -> float:
+    if clip is None or not gradients:
+        return 1.0
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+    return clip / norm if norm > clip else 1.0

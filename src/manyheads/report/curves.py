@@ -1,0 +1,225 @@
+"""Accuracy over rounds, as a picture."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from manyheads.report.rows import GROUPS, Key, Row, Run, RunEntry, by_label, line_name, order
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart, without the yellow that white swallows.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_MARKERS = "os^DvPX"
+_TITLES = {
+    ("personal", "client test"): (
+        "Personal models on their own client's test images",
+        "accuracy, mean over clients, %",
+    ),
+    ("global", "global test"): ("Global model on all test images", "accuracy, %"),
+    ("global", "client test"): ("Global model on each client's test images", "accuracy, mean over clients, %"),
+}
+_POINTS = 72 / 100  # of a pixel
+
+
+class Curve(NamedTuple):
+    """One line of the picture: accuracies in per cent after ``done`` rounds, and the half width of the band."""
+
+    done: list[int]
+    accuracy: list[float]
+    band: list[float]
+
+
+class Drawn(NamedTuple):
+    """A line with its place among the labels, which gives its colour and marker, and its name."""
+
+    place: int
+    name: str
+    key: Key
+    curve: Curve
+
+    @property
+    def color(self) -> str:
+        """The colour of the label."""
+        return COLORS[self.place % len(COLORS)]
+
+
+def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
+    """Draws one line for each label and headline number, over the finished rounds.
+
+    Args:
+        runs: Label to the rows of its run. The label is the method's name and, with several seeds, ``", seed 1"``,
+            as ``compare`` writes it; the seeds of a method are drawn as one line.
+        path: The PNG to write, 1400 by 800 pixels.
+        title: A line above the picture.
+    """
+    flat = []
+    for name, rows in runs.items():
+        label, _, seed = name.partition(", seed ")
+        flat.append(Run(RunEntry(label, label, int(seed or 0), path), rows, {}))
+    plot_runs(flat, path, title)
+
+
+def plot_runs(runs: Sequence[Run], path: Path, title: str = "") -> None:
+    """Draws the runs of a folder, the seeds of a label as one line; see ``plot_curves``.
+
+    A band is one standard deviation: over seeds where there are several, else over clients.
+    """
+    groups = by_label(runs)
+    keys = sorted({key for run in runs for key in run.headline}, key=order)
+    present = [group for group in GROUPS if any(key[:2] == group for key in keys)]
+    figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=15, x=0.01, ha="left")
+    for (axes, pixels), group in zip(_panels(figure, len(present)), present, strict=True):
+        _panel(axes, groups, [key for key in keys if key[:2] == group], pixels)
+    figure.supxlabel(_legend(groups, keys), fontsize=12, x=0.01, ha="left")
+    save_figure(figure, path)
+
+
+def curve(runs: Sequence[Run], key: Key) -> Curve | None:
+    """The line of one headline number over the seeds that got furthest; None where no run has it."""
+    series = [run.headline[key] for run in runs if key in run.headline]
+    if not series:
+        return None
+    last = max(max(rounds) for rounds in series)
+    series = [rounds for rounds in series if last in rounds]
+    done = sorted(set.intersection(*(set(rounds) for rounds in series)))
+    values = [[100 * float(rounds[n]["accuracy"]) for rounds in series] for n in done]
+    if len(series) > 1:
+        band = [stdev(of_seeds) for of_seeds in values]
+    else:
+        band = [100 * float(series[0][n].get("std") or 0) for n in done]
+    return Curve(done, [mean(of_seeds) for of_seeds in values], band)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG: whole or not at all, so that a viewer never meets half a picture."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(picture.getvalue())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Moves positions in [0, 1] apart, as little as possible, until neighbours are ``gap`` apart; keeps their order.
+
+    Args:
+        values: Ascending.
+        gap: The least distance. Smaller where so many would not fit.
+    """
+    gap = min(gap, 1 / max(len(values) - 1, 1))
+    # Less their share of gaps, positions only have to ascend: pool neighbours that do not, at their mean.
+    pools: list[list[float]] = []
+    for place, value in enumerate(values):
+        pools.append([value - place * gap])
+        while len(pools) > 1 and mean(pools[-2]) > mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    room = 1 - gap * (len(values) - 1)
+    flat = [min(max(mean(pool), 0.0), room) for pool in pools for _ in pool]
+    return [position + place * gap for place, position in enumerate(flat)]
+
+
+def _panels(figure: Figure, count: int) -> list[tuple[Axes, float]]:
+    """The panels, and about how many pixels high each is."""
+    if count == 3:  # the personal models, which most come for, get the larger part
+        grid = figure.add_gridspec(2, 2, width_ratios=(3, 2))
+        places = ((grid[:, 0], 620.0), (grid[0, 1], 260.0), (grid[1, 1], 260.0))
+        return [(figure.add_subplot(place), pixels) for place, pixels in places]
+    return [(figure.add_subplot(1, count, place + 1), 620.0) for place in range(count)]
+
+
+def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key], pixels: float) -> None:
+    drawn = []
+    for place, (label, runs) in enumerate(groups.items()):
+        for key in keys:
+            found = curve(runs, key)
+            if found:
+                drawn.append(Drawn(place, line_name(label, runs[0].entry.method, key), key, found))
+    for line in drawn:
+        # Seeds differ little, clients much: bands over clients soon cover everything, so more of them are paler.
+        _draw(axes, line, 0.15 if _seeds(groups) > 1 else min(0.15, 0.4 / len(drawn)))
+    title, quantity = _TITLES[keys[0].model, keys[0].data]
+    axes.set_title(title, fontsize=13, loc="left")
+    axes.set_xlabel("finished rounds", fontsize=12)
+    axes.set_ylabel(quantity, fontsize=12)
+    axes.tick_params(labelsize=11)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    last = max(1, *(line.curve.done[-1] for line in drawn))
+    axes.set_xlim(-0.01 * last, 1.01 * last)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, high - 5), high)
+    _names(axes, sorted(drawn, key=lambda line: line.curve.accuracy[-1]), pixels)
+
+
+def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
+    done, accuracy, width = line.curve
+    marker = _MARKERS[(line.place + line.place // len(COLORS)) % len(_MARKERS)]
+    style = ":" if line.key.variant else "-" if line.key.moment == "post_agg" else (0, (4, 1.5))
+    (drawn,) = axes.plot(done, accuracy, color=line.color, linestyle=style, linewidth=2.2)
+    drawn.set(marker=marker, markersize=5, markevery=len(done) // 8 + 1)
+    if any(width):
+        low = [max(0.0, value - reach) for value, reach in zip(accuracy, width, strict=True)]
+        high = [min(100.0, value + reach) for value, reach in zip(accuracy, width, strict=True)]
+        axes.fill_between(done, low, high, color=line.color, alpha=alpha, linewidth=0)
+
+
+def _names(axes: Axes, lines: Sequence[Drawn], pixels: float) -> None:
+    """Writes name and last value of each line, lowest first, beside its end: a legend that needs no looking up.
+
+    Args:
+        axes: The panel, its limits settled.
+        lines: What was drawn, lowest end first.
+        pixels: The panel's height, about.
+    """
+    low, high = axes.get_ylim()
+    size = max(6.0, min(11.0, pixels / max(len(lines), 1) * 0.8 * _POINTS))
+    ends = [(line.curve.accuracy[-1] - low) / (high - low) for line in lines]
+    for line, end, height in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / pixels), strict=True):
+        axes.annotate(
+            f"{line.curve.accuracy[-1]:.1f}  {line.name}",
+            xy=(1.0, end),
+            xycoords="axes fraction",
+            xytext=(1.04, height),
+            textcoords="axes fraction",
+            color=line.color,
+            fontsize=size,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.color,
+                "linewidth": 0.8,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _legend(groups: Mapping[str, Sequence[Run]], keys: Sequence[Key]) -> str:
+    parts = ["solid: before local training"]
+    if any(key.moment == "post_adapt" for key in keys):
+        parts.append("dashed: after adaptation to own train images")
+    if any(key.variant for key in keys):
+        parts.append("dotted: a named variant")
+    seeds = _seeds(groups)
+    spread_over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "standard deviation over clients"
+    parts.append(f"{'line and band' if seeds > 1 else 'band'}: {spread_over}")
+    return ";  ".join(parts)
+
+
+def _seeds(groups: Mapping[str, Sequence[Run]]) -> int:
+    return max((len(runs) for runs in groups.values()), default=0)

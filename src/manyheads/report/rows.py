@@ -1,0 +1,255 @@
+"""Reads run folders and picks the headline numbers out of their rows.
+
+A run folder holds ``config.toml`` and ``rounds.jsonl``. A comparison folder holds ``comparison.toml`` and one run
+folder for each method and seed: ``<method>/`` with one seed, ``<method>-seed<k>/`` with several.
+
+Rounds are counted here as people count them: 0 is the evaluation before training, ``n`` the state after ``n`` rounds.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyheads.errors import InputError
+
+Row = Mapping[str, Any]
+Metric = Mapping[str, Any]
+
+
+class RunEntry(NamedTuple):
+    """Where a run lies and what it is called."""
+
+    label: str
+    method: str
+    seed: int
+    path: Path
+
+
+class Key(NamedTuple):
+    """Everything that has to be said about an accuracy: which model, on which data, when, averaged how."""
+
+    model: str
+    data: str
+    moment: str
+    average: str
+    variant: str = ""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Numbers of one group may stand under each other: (model, data, average)."""
+        return self.model, self.data, self.average
+
+
+GROUPS = (("personal", "client test"), ("global", "global test"), ("global", "client test"))
+MOMENTS = ("post_agg", "post_adapt")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its rows.
+
+    Attributes:
+        entry: Label, method, seed and folder.
+        rows: The lines of ``rounds.jsonl``.
+        config: The resolved configuration, as plain TOML values; may be empty for rows that come from memory.
+    """
+
+    entry: RunEntry
+    rows: Sequence[Row]
+    config: Mapping[str, Any]
+
+    @property
+    def main(self) -> list[Row]:
+        """The rows of the training rounds, without the evaluation before them and without earlier stages."""
+        return [row for row in self.rows if row["round"] >= 0]
+
+    @property
+    def done(self) -> int:
+        """How many rounds are finished."""
+        return max((row["round"] + 1 for row in self.main), default=0)
+
+    @property
+    def planned(self) -> int:
+        """How many rounds the configuration asks for."""
+        return int(self.config.get("train", {}).get("rounds", self.done))
+
+    @cached_property
+    def headline(self) -> dict[Key, dict[int, Metric]]:
+        """The headline numbers: for each key, finished rounds to the metric measured then."""
+        found: dict[Key, dict[int, Metric]] = {}
+        for row in self.rows:
+            if row["round"] < 0 and "stage" in row:
+                continue
+            for metric in row.get("metrics", ()):
+                key = Key(*(metric.get(name, "") for name in Key._fields))
+                if is_headline(key) and metric.get("accuracy") is not None:
+                    found.setdefault(key, {})[row["round"] + 1] = metric
+        return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the final table, over the seeds that got furthest.
+
+    Attributes:
+        name: What to print, such as ``"pfedkdh (EA)"`` or ``"fedper (post_adapt)"``.
+        short: The same for where the moment stands beside it: ``"pfedkdh (EA)"``, ``"fedper"``.
+        label: The run's label.
+        key: Which number it is.
+        done: The rounds after which it was measured.
+        planned: The rounds that the configuration asks for.
+        metrics: Seed to metric, without seeds that stopped earlier: numbers of other rounds must not be averaged.
+    """
+
+    name: str
+    short: str
+    label: str
+    key: Key
+    done: int
+    planned: int
+    metrics: Mapping[int, Metric]
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Seed to accuracy in per cent."""
+        return {seed: 100 * float(metric["accuracy"]) for seed, metric in self.metrics.items()}
+
+
+def is_headline(key: Key) -> bool:
+    """Whether a number belongs in the final table: after aggregation, or adapted; over clients the macro average."""
+    moment = key.moment == "post_agg" or (key.moment == "post_adapt" and key.model == "personal")
+    return moment and (key.model, key.data) in GROUPS and (key.data == "global test" or key.average == "macro")
+
+
+def order(key: Key) -> tuple[int, str, str, int]:
+    """Sorts keys: personal before global, plain before variants, before adaptation before after it."""
+    return GROUPS.index((key.model, key.data)), key.average, key.variant, MOMENTS.index(key.moment)
+
+
+def line_name(label: str, method: str, key: Key, moment: bool = True) -> str:
+    """The name of a number: the label, with its variant, and with its moment unless that is post_agg.
+
+    The paper of pFedKDH has names for its two personal rows, Fair and EA, which are used even without ``moment``.
+    """
+    when = key.moment if moment and key.moment != "post_agg" else ""
+    if method == "pfedkdh" and key.model == "personal":
+        when = {"post_agg": "Fair", "post_adapt": "EA"}[key.moment]
+    extra = ", ".join(part for part in (key.variant, when) if part)
+    return f"{label} ({extra})" if extra else label
+
+
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Groups the seeds of a label, in order of appearance."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.entry.label, []).append(run)
+    return groups
+
+
+def final_lines(runs: Iterable[Run]) -> list[Line]:
+    """The last value, never the best one, of every headline number of every label."""
+    lines = []
+    for label, group in by_label(runs).items():
+        for key in sorted({key for run in group for key in run.headline}, key=order):
+            series = {run.entry.seed: run.headline[key] for run in group if key in run.headline}
+            done = max(max(rounds) for rounds in series.values())
+            metrics = {seed: rounds[done] for seed, rounds in series.items() if done in rounds}
+            name, short = (line_name(label, group[0].entry.method, key, moment) for moment in (True, False))
+            lines.append(Line(name, short, label, key, done, group[0].planned, metrics))
+    return lines
+
+
+def runs_of(folder: Path) -> list[RunEntry]:
+    """The runs in a run folder (one) or a comparison folder: label, method, seed, path.
+
+    Methods come in the order of ``comparison.toml`` (``methods = [...]``), others after them by name.
+
+    Raises:
+        InputError: The folder is missing, holds neither kind of thing, or a ``config.toml`` in it cannot be read.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    if (folder / "config.toml").exists():
+        return [_entry(folder, None)]
+    if not (folder / "comparison.toml").exists():
+        inside = sorted(path.parent for name in ("config.toml", "comparison.toml") for path in folder.glob(f"*/{name}"))
+        hint = f"; did you mean {inside[0]}?" if inside else ""
+        raise InputError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml){hint}")
+    methods = read_toml(folder / "comparison.toml").get("methods", [])
+    rank = {method: place for place, method in enumerate(methods)}
+    entries = [_entry(path.parent, re.sub(r"-seed\d+$", "", path.parent.name)) for path in folder.glob("*/config.toml")]
+    return sorted(entries, key=lambda entry: (rank.get(entry.label, len(rank)), entry.label, entry.seed))
+
+
+def not_started(folder: Path, runs: Iterable[Run]) -> list[str]:
+    """Runs without a row: those of ``comparison.toml`` (``methods``, ``seeds``) and of the folder, in words."""
+    if not (folder / "comparison.toml").exists():
+        return []
+    comparison = read_toml(folder / "comparison.toml")
+    wanted = [(method, seed) for method in comparison.get("methods", []) for seed in comparison.get("seeds", [])]
+    wanted += [(entry.label, entry.seed) for entry in runs_of(folder)]
+    present = {(run.entry.label, run.entry.seed) for run in runs}
+    return [f"{label}, seed {seed}" for label, seed in dict.fromkeys(wanted) if (label, seed) not in present]
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """The runs in a folder that have at least one row.
+
+    Raises:
+        InputError: No run in the folder has one, or a file cannot be read.
+    """
+    entries = runs_of(folder)
+    runs = [Run(entry, read_rows(entry.path), read_toml(entry.path / "config.toml")) for entry in entries]
+    runs = [run for run in runs if run.rows]
+    if not runs:
+        missing = entries[0].path if entries else folder / "<method>"
+        raise InputError(f"{folder}: nothing to show yet, no row in {missing / 'rounds.jsonl'}")
+    return runs
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The complete lines of a run's ``rounds.jsonl``; none when there is no such file yet.
+
+    Raises:
+        InputError: A complete line is not a JSON object with a round.
+    """
+    file = path / "rounds.jsonl"
+    if not file.exists():
+        return []
+    rows: list[Row] = []
+    # What follows the last newline is a line that a killed run did not finish.
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{file}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise InputError(f'{file}, line {number}: not a row of a round (a JSON object with a whole number "round")')
+        rows.append(row)
+    return rows
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A TOML file as plain values.
+
+    Raises:
+        InputError: The file is missing or is not TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read ({error})") from error
+
+
+def _entry(path: Path, label: str | None) -> RunEntry:
+    config = read_toml(path / "config.toml")
+    try:
+        method, seed = str(config["algorithm"]["name"]), int(config["run"]["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / 'config.toml'}: needs [algorithm] name and [run] seed") from error
+    return RunEntry(label or method, method, seed, path)

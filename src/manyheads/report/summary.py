@@ -1,0 +1,138 @@
+"""What ``manyheads show`` prints and draws for the folder of a run or of a comparison."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from manyheads.errors import InputError
+from manyheads.report.rows import Run, by_label, final_lines, load_runs, not_started, order
+from manyheads.report.tables import cost_table, difference_table, final_table, in_words, traffic_median
+
+
+def show(folder: Path, console: Console) -> None:
+    """Prints the final tables of a run folder or a comparison folder, and says what is missing in it.
+
+    Raises:
+        InputError: There is no row to show, or a file cannot be read.
+    """
+    runs = load_runs(folder)
+    lines = final_lines(runs)
+    _say(console, describe(runs), style="bold")
+    for _, group in groupby(sorted(lines, key=lambda line: order(line.key)), key=lambda line: line.key.group):
+        same = list(group)
+        _show(console, final_table(same))
+        _say(console, in_words(same), style="dim")
+        _show(console, difference_table(same, lines[0].label))
+    _show(console, cost_table(runs))
+    for place, note in enumerate(notes(folder, runs)):
+        if place == 0:
+            console.print()
+        _say(console, note, style="yellow")
+
+
+def describe(runs: Sequence[Run]) -> str:
+    """The experiment in a line: data, partition, model, seeds; what differs between the runs is left to the tables.
+
+    Args:
+        runs: At least one, of one experiment.
+    """
+    config = runs[0].config
+    seeds = sorted({run.entry.seed for run in runs})
+    source, model = config.get("data", {}).get("source"), config.get("model", {}).get("name")
+    parts = [source, _partition(config), f"model {model}" if model else None]
+    parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+    return "; ".join(part for part in parts if part)
+
+
+def notes(folder: Path, runs: Sequence[Run]) -> list[str]:
+    """What a reader of the tables has to know besides: what is not finished, was left out, or stands in no table."""
+    said: list[str] = []
+    for run in runs:
+        if run.done < run.planned:
+            where = f"after round {run.done}" if run.done else "before round 1"
+            said.append(f"{run.entry.label}, seed {run.entry.seed}: stopped {where} of {run.planned}")
+    said += [f"{run}: not started" for run in not_started(folder, runs)]
+    if said:
+        said.append(f"go on with: manyheads resume {shlex.quote(str(folder))}")
+    for run in runs:
+        dropped = [int(client) for row in run.rows for client in row.get("dropped", {})]
+        if dropped:
+            who = ", ".join(map(str, sorted(set(dropped))))
+            said.append(f"{run.entry.label}, seed {run.entry.seed}: {len(dropped)} uploads left out, of clients {who}")
+    for label, group in by_label(runs).items():
+        early = [row for row in group[0].rows if row["round"] < 0 and row.get("cohort")]
+        if early:
+            traffic = f"each {traffic_median(early, 'up')} up and {traffic_median(early, 'down')} down a client"
+            said.append(f"{label}: {len(early)} rounds of an earlier stage come on top, {traffic}")
+    return said
+
+
+def pictures(folder: Path) -> list[Path]:
+    """Draws ``curves.png`` and ``partition.png`` into a run folder or a comparison folder.
+
+    The partition is that of the first run: all methods of a seed share it.
+
+    Returns:
+        The two files.
+
+    Raises:
+        InputError: There is nothing to draw, or ``data.json`` is missing or damaged.
+    """
+    runs = load_runs(folder)
+    first = min(runs, key=lambda run: run.entry.seed)
+    data = _data(first.entry.path / "data.json")
+    # Imported here: the tables alone should not wait for matplotlib.
+    import numpy as np
+
+    from manyheads.report.curves import plot_runs
+    from manyheads.report.partition import plot_counts
+
+    counts, auxiliary = (np.asarray(data[name], dtype=np.int64) for name in ("counts", "auxiliary"))
+    description = ", ".join(
+        part for part in (data["name"], _partition(first.config), f"seed {first.entry.seed}") if part
+    )
+    files = [folder / "curves.png", folder / "partition.png"]
+    try:
+        plot_runs(runs, files[0], describe(runs))
+        plot_counts(counts, auxiliary, data["classes"], description, files[1])
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error})") from error
+    return files
+
+
+def _data(file: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        classes = len(data["classes"])
+        fits = all(len(row) == classes for row in (data["auxiliary"], *data["counts"])) and data["counts"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{file}: cannot be read ({error!r})") from error
+    if not fits:
+        raise InputError(f"{file}: needs one count a class ({classes}) for each client and for the auxiliary set")
+    return {"name": "", **data}
+
+
+def _partition(config: Mapping[str, Any]) -> str:
+    partition = dict(config.get("partition", {}))
+    kind, clients = partition.pop("kind", ""), partition.pop("clients", None)
+    partition.pop("min_train", None)
+    options = ", ".join(f"{name}={value}" for name, value in partition.items())
+    parts = [f"{kind}({options})" if kind else "", f"{clients} client{'s' * (clients != 1)}" if clients else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _show(console: Console, table: Table | None) -> None:
+    if table is not None:
+        console.print()
+        console.print(table)
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    # Plain text in one piece: a command to copy must not be broken, and brackets in names are no markup.
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap="manyheads resume" in text)

@@ -1,0 +1,193 @@
+"""``Rounds``: the rounds of one stage, server room and client rooms together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyheads.config import Config
+from manyheads.contract import Part, PrivateState, ServerState, Upload
+from manyheads.contract.wire import check_broadcast, check_finite
+from manyheads.engines import Engine
+from manyheads.engines.downlink import Downlink
+from manyheads.errors import RunError
+from manyheads.evaluate import Row, client_rows, evaluated, global_rows
+from manyheads.local.client import Reply, Task, by_variant
+from manyheads.local.setting import Setting
+from manyheads.local.testing import Tester
+from manyheads.schedule import Moment
+from manyheads.storage.private_store import PrivateStore
+
+WHOLE_MODEL_ADAPTS_EVERY = 10  # tuning every client's whole model each round would cost more than training
+
+
+@dataclass
+class State:
+    """What a run carries from moment to moment; all of it is in every checkpoint.
+
+    Attributes:
+        store: what clients keep.
+        server: the server's state; None before the first stage.
+        active: clients that took part since the last fresh stage began. The others hold nothing.
+        local: by variant and client, right answers after the local training of its last round.
+        downlink: what clients hold of earlier broadcasts.
+    """
+
+    store: PrivateStore
+    server: ServerState | None = None
+    active: set[int] = field(default_factory=set)
+    local: dict[str, dict[int, int]] = field(default_factory=dict)
+    downlink: Downlink = field(default_factory=Downlink)
+
+    def private(self, client: int) -> PrivateState | None:
+        """What a client keeps; None for one that has not taken part."""
+        return self.store.get(client) if client in self.active else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is no record."""
+        return {"active": sorted(self.active), "local": self.local, "held": self.downlink.held}
+
+    def take_json(self, extra: Mapping[str, Any]) -> None:
+        """Takes over what ``to_json`` gave."""
+        self.active = set(extra["active"])
+        self.local = {variant: {int(client): n for client, n in counts.items()} for variant, counts in extra["local"].items()}
+        self.downlink = Downlink({int(client): fields for client, fields in extra["held"].items()})
+
+
+class Rounds:
+    """Runs one stage.
+
+    Args:
+        setting: the stage.
+        engine: runs its clients.
+        config: the run's.
+        stage: which stage it is.
+    """
+
+    def __init__(self, setting: Setting, engine: Engine, config: Config, stage: int) -> None:
+        self._setting, self._engine, self._config, self._stage = setting, engine, config, stage
+        self._algorithm = setting.algorithm
+        self._tester = Tester(setting.network, setting.parties.test)
+        self._evaluated = evaluated(setting.parties.clients, setting.seed)
+        self._tests = {client: setting.parties.test_rows(client) for client in self._evaluated}
+
+    def begin(self, moment: Moment, state: State, fresh: bool) -> Row:
+        """The server's start of the stage, and the test before training."""
+        first = 0 if moment.main else -self._setting.rounds
+        state.server = self._algorithm.init_server(self._setting.server(first), state.server)
+        state.local.clear()
+        if fresh:
+            state.active.clear()
+        return self._row(moment, [], {}, {}, {}, {"evaluate": 0.0}, state)
+
+    def round(self, moment: Moment, state: State, cohort: Sequence[int]) -> Row:
+        """Broadcast, local updates, aggregation, test."""
+        assert state.server is not None and moment.round is not None
+        ctx = self._setting.server(moment.round)
+        start = time.perf_counter()
+        down: dict[int, int] = {}
+        replies = list(self._engine.update(self._tasks(state, cohort, moment.round, down), self._tests_local(moment)))
+        trained = time.perf_counter()
+        uploads, dropped = self._accepted(replies, moment.round)
+        if uploads:
+            state.server = self._algorithm.aggregate(state.server, uploads, ctx)
+        for reply in replies:
+            if reply.client in uploads:  # a client whose upload was refused keeps what it had before the round
+                state.store.put(reply.client, reply.private)
+                state.active.add(reply.client)
+                for (variant, _), right in reply.correct.items():
+                    state.local.setdefault(variant, {})[reply.client] = right
+        seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
+        kept = [reply for reply in replies if reply.client in uploads]
+        row = self._row(moment, cohort, _mean_loss(kept, uploads), down, {r.client: len(r.upload) for r in kept}, seconds, state)
+        return row | {"dropped": {str(client): reason for client, reason in dropped.items()}} if dropped else row
+
+    def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
+        assert state.server is not None
+        ctx = self._setting.server(round)
+        for client in cohort:
+            received = self._algorithm.broadcast(state.server, client, ctx)
+            check_broadcast(received, self._algorithm, ctx)
+            down[client] = state.downlink.send(client, received)
+            yield Task(client, round, received, state.private(client))
+        state.downlink.end_round()
+
+    def _accepted(self, replies: Sequence[Reply], round: int) -> tuple[dict[int, Upload], dict[int, str]]:
+        uploads, dropped = {}, {}
+        for reply in replies:
+            try:
+                if reply.error:
+                    raise RunError(reply.error)
+                upload = Upload.from_bytes(reply.upload)
+                check_finite(upload, reply.client, round)
+                uploads[reply.client] = upload
+            except RunError as error:
+                if self._config.run.non_finite == "stop":
+                    raise
+                dropped[reply.client] = str(error)
+        return uploads, dropped
+
+    def _row(
+        self,
+        moment: Moment,
+        cohort: Sequence[int],
+        loss: Mapping[str, float],
+        down: Mapping[int, int],
+        up: Mapping[int, int],
+        seconds: Mapping[str, float],
+        state: State,
+    ) -> Row:
+        start = time.perf_counter()
+        metrics = self._metrics(moment, state) if self._due(moment) else []
+        number = -1 if moment.round is None else moment.round
+        sizes = {"up": {str(k): v for k, v in up.items()}, "down": {str(k): v for k, v in down.items()}}
+        row: Row = {"round": number, "cohort": list(cohort), "loss": dict(loss), "bytes": sizes, "metrics": metrics}
+        row["seconds"] = {**seconds, "evaluate": time.perf_counter() - start}
+        return row if moment.main else {"stage": self._stage, **row}
+
+    def _due(self, moment: Moment) -> bool:
+        every = self._config.run.eval_every
+        return moment.main and (moment.round is None or moment.last or (moment.round + 1) % every == 0)
+
+    def _tests_local(self, moment: Moment) -> bool:
+        return moment.main
+
+    def _adapts(self, moment: Moment) -> bool:
+        if self._algorithm.adapts == Part.NONE:
+            return False
+        every = self._config.run.adapt_every or (1 if self._algorithm.adapts == Part.HEAD else WHOLE_MODEL_ADAPTS_EVERY)
+        return moment.round is None or moment.last or (moment.round + 1) % every == 0
+
+    def _metrics(self, moment: Moment, state: State) -> list[Row]:
+        assert state.server is not None
+        upcoming = 0 if moment.round is None else moment.round + 1
+        ctx, clients = self._setting.server(upcoming), self._setting.parties.clients
+        sizes = {client: len(rows) for client, rows in self._tests.items()}
+        rows: list[Row] = []
+        for variant, predictor in by_variant(self._algorithm.global_model(state.server, ctx)).items():
+            rows += global_rows(variant, predictor, self._tester, self._tests, clients)
+        server = state.server
+        tasks = (
+            Task(client, upcoming, self._algorithm.broadcast(server, client, ctx), state.private(client)) for client in self._evaluated
+        )
+        found: dict[tuple[str, str], dict[int, int]] = {}
+        for client, correct in self._engine.evaluate(tasks, self._adapts(moment)):
+            for key, right in correct.items():
+                found.setdefault(key, {})[client] = right
+        for variant, counts in state.local.items():
+            found[variant, "post_local"] = {client: counts[client] for client in sorted(counts) if client in sizes}
+        for (variant, when), counts in sorted(found.items()):
+            rows += client_rows("personal", variant, when, counts, sizes, clients)
+        return rows
+
+
+def _mean_loss(replies: Sequence[Reply], uploads: Mapping[int, Upload]) -> dict[str, float]:
+    """The cohort's loss terms, weighted as the uploads are."""
+    total = sum(float(uploads[reply.client].weight) for reply in replies)
+    mean: dict[str, float] = {}
+    for reply in replies:
+        for name, value in reply.loss.items():
+            mean[name] = mean.get(name, 0.0) + value * float(uploads[reply.client].weight) / total
+    return mean

@@ -1,0 +1,149 @@
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from manyheads.errors import InputError
+from manyheads.report.summary import pictures, show
+
+
+def shown(folder: Path, width: int = 100) -> str:
+    stream = io.StringIO()
+    show(folder, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def finished(
+    fake: SimpleNamespace, path: Path, final: float, method: str = "fedavg", seed: int = 0, rounds: int = 3
+) -> Path:
+    rows = [fake.row(0, fake.personal(0.1), fake.global_test(0.1))]
+    for done in range(1, rounds + 1):
+        metrics = (fake.personal(final), fake.personal(final + 0.05, "post_adapt"), fake.global_test(final / 2))
+        rows.append(fake.row(done, *metrics))
+    written: Path = fake.run(path, rows, method, seed)
+    return written
+
+
+def test_a_run_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
+    text = shown(finished(fake, tmp_path / "run", 0.8125, "pfedkdh"))
+    rows = [line.split() for line in text.splitlines()]
+    assert "digits; dirichlet(alpha=0.1), 2 clients; model mlp; seed 0" in text
+    assert ["pfedkdh", "(EA)", "post_adapt", "86.25", "10.00", "66.25", "20"] in rows
+    assert ["pfedkdh", "(Fair)", "post_agg", "81.25", "10.00", "61.25", "20"] in rows
+    assert ["pfedkdh", "post_agg", "40.62"] in rows
+    assert "Last round (3 of 3)" in text
+    assert "resume" not in text
+    assert "difference" not in text
+
+
+def test_a_comparison_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedper", "fedavg"], [0, 1, 2])
+    for seed, (first, second) in enumerate([(0.7, 0.71), (0.6, 0.62), (0.5, 0.53)]):
+        finished(fake, folder / f"fedper-seed{seed}", first, "fedper", seed)
+        finished(fake, folder / f"fedavg-seed{seed}", second, "fedavg", seed)
+    text = shown(folder)
+    assert "seeds 0, 1, 2" in text
+    assert "60.00 ± 10.00" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["fedavg", "fedper", "+2.00", "-0.48", "to", "+4.48", "3"] in rows
+    assert ["fedavg", "fedper", "+1.00", "-0.24", "to", "+2.24", "3"] in rows  # the global model
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_no_number_is_broken_or_cut_at_usual_widths(fake: SimpleNamespace, tmp_path: Path, width: int) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedecouple", "local_only"], [0, 1])
+    for method in ("fedecouple", "local_only"):
+        for seed in (0, 1):
+            finished(fake, folder / f"{method}-seed{seed}", 0.7 + seed / 100, method, seed)
+    text = shown(folder, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    assert text.count("70.50 ± 0.71") == 2
+
+
+def test_an_incomplete_run_says_how_to_go_on(fake: SimpleNamespace, tmp_path: Path) -> None:
+    path = fake.run(tmp_path / ("long" * 20), [fake.row(0), fake.row(1, fake.personal(0.5)), fake.row(2)], rounds=30)
+    text = shown(path, 80)
+    assert "fedavg, seed 0: stopped after round 2 of 30\n" in text
+    assert f"go on with: manyheads resume {path}\n" in text  # in one piece, to be copied
+    assert "post_agg, round 1" in text
+
+
+def test_a_run_that_was_only_evaluated_says_so(fake: SimpleNamespace, tmp_path: Path) -> None:
+    text = shown(fake.run(tmp_path / "run", [fake.row(0, fake.personal(0.5))], rounds=30))
+    assert "stopped before round 1 of 30" in text
+    assert "cost of a round" not in text
+
+
+def test_a_comparison_says_what_is_missing(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedavg", "fedper"])
+    finished(fake, folder / "fedavg", 0.5)
+    assert f"fedper, seed 0: not started\ngo on with: manyheads resume {folder}\n" in shown(folder)
+
+
+def test_rounds_of_an_earlier_stage_are_told_apart(fake: SimpleNamespace, tmp_path: Path) -> None:
+    early = [fake.row(1) | {"round": place, "stage": 0} for place in (-2, -1)]
+    begin = fake.row(0) | {"stage": 0}
+    path = fake.run(tmp_path / "run", [begin, *early, fake.row(1, fake.personal(0.5))], rounds=1)
+    assert "fedavg: 2 rounds of an earlier stage come on top, each 1.1 kB up and 2 kB down a client" in shown(path)
+
+
+def test_clients_that_were_left_out_are_named(fake: SimpleNamespace, tmp_path: Path) -> None:
+    rows = [fake.row(1) | {"dropped": {"11": "nan", "3": "nan"}}, fake.row(2) | {"dropped": {"3": "nan"}}]
+    assert "fedavg, seed 0: 3 uploads left out, of clients 3, 11" in shown(fake.run(tmp_path / "run", rows))
+
+
+@pytest.mark.parametrize("clients", [1, 200])
+def test_pictures_are_drawn_into_the_folder(fake: SimpleNamespace, tmp_path: Path, clients: int) -> None:
+    rows = [fake.row(done, fake.personal(done / 4, clients=clients)) for done in range(4)]
+    path = fake.run(tmp_path / "run", rows, counts=[[3, 1]] * clients)
+    assert f"{clients} client" in shown(path)
+    assert pictures(path) == [path / "curves.png", path / "partition.png"]
+    for picture in pictures(path):
+        assert imread(picture).shape[:2] == (800, 1400)
+        assert imread(picture)[..., :3].std() > 0.05
+
+
+def test_pictures_of_a_comparison_lie_beside_its_runs(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedavg"], [1, 0])
+    for seed in (0, 1):
+        finished(fake, folder / f"fedavg-seed{seed}", 0.5, "fedavg", seed)
+    (folder / "fedavg-seed1" / "data.json").unlink()  # the partition is that of the lowest seed
+    assert [path.parent for path in pictures(folder)] == [folder, folder]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        (json.dumps({"classes": ["a"], "auxiliary": [1]}), "counts"),
+        (json.dumps({"classes": ["a", "b"], "auxiliary": [1, 2], "counts": [[1, 2], [1]]}), "one count a class"),
+    ],
+)
+def test_damaged_label_counts_are_named(fake: SimpleNamespace, tmp_path: Path, text: str | None, message: str) -> None:
+    path = finished(fake, tmp_path / "run", 0.5)
+    (path / "data.json").unlink() if text is None else (path / "data.json").write_text(text)
+    with pytest.raises(InputError, match=rf"data\.json: .*{message}"):
+        pictures(path)
+    assert not list(path.glob("*.png"))
+
+
+def test_a_folder_that_cannot_take_the_pictures_is_an_input_error(fake: SimpleNamespace, tmp_path: Path) -> None:
+    path = finished(fake, tmp_path / "run", 0.5)
+    (path / "curves.png").mkdir()
+    with pytest.raises(InputError, match="run: cannot be written"):
+        pictures(path)
+    assert not list(path.glob(".*.tmp"))
+
+
+def test_reports_need_no_torch() -> None:
+    code = "import sys; from manyheads.report import curves, partition, summary; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
