@@ -69,13 +69,17 @@ def is_comparison(folder: Path) -> bool:
     return (folder / _PLAN).is_file()
 
 
-def resume_comparison(folder: Path, on_event: OnEvent | None = None, *, dataset: Dataset | None = None) -> dict[str, Result]:
+def resume_comparison(
+    folder: Path, on_event: OnEvent | None = None, *, dataset: Dataset | None = None
+) -> dict[str, Result]:
     """Goes on with a comparison: finished runs are read, one that was stopped goes on, the others start."""
     if not is_comparison(folder):
         raise InputError(f"{folder} holds no comparison: there is no {_PLAN} in it")
     plan = tomllib.loads((folder / _PLAN).read_text("utf-8"))
     config = Config.load(folder / _BASE)
-    return _run(list(_entries(config, plan["methods"], plan["seeds"])), folder, on_event, dataset or load_dataset(config))
+    return _run(
+        list(_entries(config, plan["methods"], plan["seeds"])), folder, on_event, dataset or load_dataset(config)
+    )
 
 
 def _entries(config: Config, methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Entry]:
@@ -98,7 +102,9 @@ def _create(folder: Path, config: Config, methods: Sequence[str], seeds: Sequenc
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def _run(entries: Sequence[Entry], folder: Path | None, on_event: OnEvent | None, dataset: Dataset) -> dict[str, Result]:
+def _run(
+    entries: Sequence[Entry], folder: Path | None, on_event: OnEvent | None, dataset: Dataset
+) -> dict[str, Result]:
     results = {}
     for entry in entries:
         path = folder / entry.name if folder else None

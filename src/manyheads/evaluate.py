@@ -23,7 +23,9 @@ def evaluated(clients: int, seed: int) -> list[int]:
     return sorted(torch.randperm(clients, generator=stream(seed, "evaluated"))[:SAMPLE].tolist())
 
 
-def global_rows(variant: str, predictor: Predictor, tester: Tester, tests: Mapping[int, torch.Tensor], clients: int) -> list[Row]:
+def global_rows(
+    variant: str, predictor: Predictor, tester: Tester, tests: Mapping[int, torch.Tensor], clients: int
+) -> list[Row]:
     """The global model on the whole test set, and on each client's; one pass serves both.
 
     Args:
@@ -70,7 +72,10 @@ def client_rows(
         "correct": [correct[client] for client in counted],
     }
     micro = sum(correct[client] for client in counted) / sum(sizes[client] for client in counted)
-    return [row | {"average": "macro", "accuracy": mean} | who | spread, row | {"average": "micro", "accuracy": micro} | who]
+    return [
+        row | {"average": "macro", "accuracy": mean} | who | spread,
+        row | {"average": "micro", "accuracy": micro} | who,
+    ]
 
 
 def worst_decile(accuracies: Sequence[float]) -> float:

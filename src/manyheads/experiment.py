@@ -44,7 +44,14 @@ class Result:
     private: Mapping[int, PrivateState]
     folder: Path | None
 
-    def accuracy(self, model: str = "personal", data: str = "client test", moment: str = "post_agg", average: str = "macro", variant: str = "") -> float:
+    def accuracy(
+        self,
+        model: str = "personal",
+        data: str = "client test",
+        moment: str = "post_agg",
+        average: str = "macro",
+        variant: str = "",
+    ) -> float:
         """The accuracy of the last evaluated round, in [0, 1].
 
         Raises:
@@ -106,7 +113,13 @@ class Experiment:
 
     @classmethod
     def resume(
-        cls, folder: Path, *, dataset: Dataset | None = None, on_event: OnEvent | None = None, label: str = "", **own: Any
+        cls,
+        folder: Path,
+        *,
+        dataset: Dataset | None = None,
+        on_event: OnEvent | None = None,
+        label: str = "",
+        **own: Any,
     ) -> Result:
         """Goes on with a stored run from its newest intact checkpoint; ends with the same bits as an uninterrupted one.
 
@@ -127,7 +140,9 @@ class Experiment:
             partition = Partition.load(opened.partition_path)
             self = cls(config, dataset=dataset, partition=partition, cohorts=about["cohorts"], **own)
             if self.dataset.fingerprint != about["fingerprint"]:
-                raise InputError(f"{folder}: data.source = {config.data.source!r} holds other images or labels than when the run began")
+                raise InputError(
+                    f"{folder}: data.source = {config.data.source!r} holds other images or labels than when it began"
+                )
             restored = opened.restore()
             state, position = State(opened.store()), -1
             if restored:
@@ -138,7 +153,9 @@ class Experiment:
                     (on_event or _ignore)(Warned(label or config.algorithm.name, warning))
             return self._run(opened, state, position, on_event, label)
 
-    def _run(self, folder: RunFolder | None, state: State, position: int, on_event: OnEvent | None, label: str) -> Result:
+    def _run(
+        self, folder: RunFolder | None, state: State, position: int, on_event: OnEvent | None, label: str
+    ) -> Result:
         """The round loop."""
         say, label = on_event or _ignore, label or self.config.algorithm.name
         stages = self.algorithm.stages(self.config.train.rounds)
@@ -160,7 +177,9 @@ class Experiment:
                         rows.append(row)
                         if folder:
                             folder.append(row)
-                            folder.commit(moment.position, _present(state.server), state.store.drain_changed(), state.to_json())
+                            folder.commit(
+                                moment.position, _present(state.server), state.store.drain_changed(), state.to_json()
+                            )
                         for client, reason in row.get("dropped", {}).items():
                             say(Warned(label, f"client {client} is left out of the round: {reason}"))
                         say(RoundDone(label, row["round"], row))
@@ -174,7 +193,9 @@ class Experiment:
         """Everything that a stage needs to run."""
         train, run = self.config.train, self.config.run
         budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
-        setting = Setting.make(stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers)
+        setting = Setting.make(
+            stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers
+        )
         with make_engine(run.engine, run.workers, setting) as engine:
             yield Rounds(setting, engine, self.config, index)
 

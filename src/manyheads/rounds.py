@@ -52,7 +52,9 @@ class State:
     def take_json(self, extra: Mapping[str, Any]) -> None:
         """Takes over what ``to_json`` gave."""
         self.active = set(extra["active"])
-        self.local = {variant: {int(client): n for client, n in counts.items()} for variant, counts in extra["local"].items()}
+        self.local = {
+            variant: {int(client): n for client, n in counts.items()} for variant, counts in extra["local"].items()
+        }
         self.downlink = Downlink({int(client): fields for client, fields in extra["held"].items()})
 
 
@@ -84,7 +86,8 @@ class Rounds:
 
     def round(self, moment: Moment, state: State, cohort: Sequence[int]) -> Row:
         """Broadcast, local updates, aggregation, test."""
-        assert state.server is not None and moment.round is not None
+        assert state.server is not None
+        assert moment.round is not None
         ctx = self._setting.server(moment.round)
         start = time.perf_counter()
         down: dict[int, int] = {}
@@ -101,7 +104,9 @@ class Rounds:
                     state.local.setdefault(variant, {})[reply.client] = right
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
         kept = [reply for reply in replies if reply.client in uploads]
-        row = self._row(moment, cohort, _mean_loss(kept, uploads), down, {r.client: len(r.upload) for r in kept}, seconds, state)
+        row = self._row(
+            moment, cohort, _mean_loss(kept, uploads), down, {r.client: len(r.upload) for r in kept}, seconds, state
+        )
         return row | {"dropped": {str(client): reason for client, reason in dropped.items()}} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
@@ -170,7 +175,8 @@ class Rounds:
             rows += global_rows(variant, predictor, self._tester, self._tests, clients)
         server = state.server
         tasks = (
-            Task(client, upcoming, self._algorithm.broadcast(server, client, ctx), state.private(client)) for client in self._evaluated
+            Task(client, upcoming, self._algorithm.broadcast(server, client, ctx), state.private(client))
+            for client in self._evaluated
         )
         found: dict[tuple[str, str], dict[int, int]] = {}
         for client, correct in self._engine.evaluate(tasks, self._adapts(moment)):

@@ -44,6 +44,6 @@ def moments(stages: Sequence[Stage]) -> Iterator[Moment]:
 
 
 def cohort(seed: int, round: int, clients: int, participation: float) -> list[int]:
-    """The clients of a round, ascending: ``max(1, round half up of participation * clients)``, uniform, without replacement."""
+    """The clients of a round, ascending: ``participation * clients``, rounded half up, at least one; uniform."""
     size = max(1, int(participation * clients + 0.5))
     return sorted(torch.randperm(clients, generator=stream(seed, "cohort", round))[:size].tolist())

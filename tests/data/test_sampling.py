@@ -45,3 +45,4 @@ def test_streams_differ_by_key_and_repeat() -> None:
     draws = {key: stream(*key).random() for key in keys}
     assert len(set(draws.values())) == 4
     assert stream(0, "a").random() == draws[0, "a"]
+    assert stream(int(np.int64(0)), "a").random() == stream(np.int64(0), "a").random()

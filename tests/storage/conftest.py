@@ -136,7 +136,7 @@ class Steps:
         self._patch(lambda name: None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy() -> Toy:
     return Toy()
 

@@ -1,4 +1,4 @@
-"""A run that is killed, or loses power, between any two file operations, is as of its last commit or the one that was under way."""
+"""A run that is killed or loses power between two file operations is as of its last commit, or the one under way."""
 
 import shutil
 import subprocess
@@ -16,8 +16,9 @@ LAST = 4
 class Disk:
     """What a disk surely holds: bytes since their ``sync``, names since their folder's ``sync_folder``.
 
-    ``image`` lays out a folder after a crash. ``names`` says what became of changes to folders that were not synced: "lost", or "kept"
-    (file systems may write names before contents). With ``everything``, the process was killed but the system lives on.
+    ``image`` lays out a folder after a crash. Bytes that were not synced are lost, new names in folders that were not
+    synced too ("names lost"), or not ("names kept": file systems may write names before contents). With "everything",
+    only the process was killed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -57,7 +58,7 @@ class Disk:
                 (target / name).write_bytes(self.contents.get(number, b""))
 
 
-@pytest.mark.parametrize("how", ["everything", "names kept", "names lost"])
+@pytest.mark.parametrize("how", ["everything", pytest.param("names kept", marks=pytest.mark.slow), "names lost"])
 def test_every_instant_of_a_run(toy, tmp_path, steps, how):
     root = tmp_path / "run"
     disk = Disk(root)
@@ -82,7 +83,7 @@ def test_every_instant_of_a_run(toy, tmp_path, steps, how):
     for number, (image, done) in enumerate(images):
         if not (image / "config.toml").exists():
             assert number < created
-            with pytest.raises(InputError, match="no run|no folder"):
+            with pytest.raises(InputError, match=r"no run|no folder"):
                 RunFolder.open(image)
             toy.create(image).close()
         state, warnings = toy.restored(image)
@@ -147,7 +148,7 @@ def damage_rows(path: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "expected"), [(damage_nothing, 4), (damage_a_private_state, 3), (damage_rows, 3)])
 def test_killed_again_while_restoring(toy, tmp_path, steps, killed, damage, expected):
-    """The second kill comes at every step of a restore that follows a kill just before or after the commit of round 5."""
+    """The second kill comes at every step of the restore after a kill just before the commit of round 5."""
     base = toy.finished(tmp_path / "base", 4)
     with RunFolder.open(base) as folder:
         folder.restore()
@@ -184,6 +185,7 @@ def kill_before_manifest(name: str, killed: type[BaseException]) -> None:
         raise killed
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments(tmp_path):
     program = Path(__file__).with_name("kill_loop.py")
     result = subprocess.run(

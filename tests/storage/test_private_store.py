@@ -79,7 +79,7 @@ def test_a_file_changed_from_outside_is_refused(tmp_path):
     store.put(7, state(1.0))
     (file,) = (tmp_path / "7").iterdir()
     file.write_bytes(state(2.0).to_bytes())
-    with pytest.raises(RunError, match="7/next.safetensors"):
+    with pytest.raises(RunError, match=r"7/next\.safetensors"):
         store.get(7)
 
 

@@ -81,7 +81,10 @@ def test_rows_that_no_commit_followed_are_cut_back(toy, tmp_path):
 def test_a_damaged_line_is_named(toy, tmp_path):
     path = toy.finished(tmp_path / "run", 2)
     (path / "rounds.jsonl").write_bytes(b'{"round": 0}\n{"rou\n{"round": 2}\n')
-    with RunFolder.open(path, write=False) as folder, pytest.raises(RunError, match="rounds.jsonl has a damaged line"):
+    with (
+        RunFolder.open(path, write=False) as folder,
+        pytest.raises(RunError, match=r"rounds\.jsonl has a damaged line"),
+    ):
         folder.rows()
 
 
@@ -201,6 +204,7 @@ def test_the_order_of_calls_is_checked(toy, tmp_path):
         folder.commit(3, toy.server(3), {}, {})
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(toy, tmp_path, steps):
     path = toy.finished(tmp_path / "run", 2)
     with RunFolder.open(path) as folder:

@@ -2,7 +2,8 @@
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers. arXiv 1912.00818, 2019.
 
-Backbone and head are trained together; only the backbone is sent and averaged. The head stays with its client from round to round.
+Backbone and head are trained together; only the backbone is sent and averaged. The head stays with its client from
+round to round.
 
 Our decision: every head starts from the same initial head, also for a client that first takes part late.
 """

@@ -1,22 +1,24 @@
 """pFedKDH.
 
-Souza Neto, da Silva Jr., Cavalcante: Personalized Federated Learning through Global Knowledge Distillation and Local Head
-Adaptation. IEEE MLSP 2026, arXiv 2609.17284.
+Souza Neto, da Silva Jr., Cavalcante: Personalized Federated Learning through Global Knowledge Distillation and Local
+Head Adaptation. IEEE MLSP 2026, arXiv 2609.17284.
 
-Only the backbone is averaged (equation 4). Each client keeps its head, which is never sent. The server's head, recalibrated on the
-auxiliary set D_s after every round (equation 5), teaches the clients by distillation, and a proximal term holds the backbone near
-the one that was received (equation 2):
+Only the backbone is averaged (equation 4). Each client keeps its head, which is never sent. The server's head,
+recalibrated on the auxiliary set D_s after every round (equation 5), teaches the clients by distillation, and a
+proximal term holds the backbone near the one that was received (equation 2):
 
     (1 - kd_weight) CE + kd_weight T^2 KL(teacher || student) + prox_weight / 2 ||backbone - received backbone||^2
 
-Before the first round the server may warm up its model on D_s for E_w epochs (equation 3), and calibrates its head once.
+Before the first round the server may warm up its model on D_s for E_w epochs (equation 3), and calibrates its head
+once.
 
-Details that matter: the teacher is frozen and in eval mode; the proximal term acts on the backbone's parameters only; client heads
-start from the initial head, before warm-up and calibration. The measures ``post_agg`` and ``post_adapt`` are the paper's variants
-Fair and EA; the adaptation trains the head on the client's train images for a few steps and is dropped after the test.
+Details that matter: the teacher is frozen and in eval mode; the proximal term acts on the backbone's parameters only;
+client heads start from the initial head, before warm-up and calibration. The measures ``post_agg`` and ``post_adapt``
+are the paper's variants Fair and EA; the adaptation trains the head on the client's train images for a few steps and is
+dropped after the test.
 
-Our decisions, which the paper leaves open: ``kd_weight``, ``temperature``, ``prox_weight`` and ``adapt_steps``; plain SGD at the run's
-learning rate for recalibration and adaptation; recalibration starts from the head before.
+Our decisions, which the paper leaves open: ``kd_weight``, ``temperature``, ``prox_weight`` and ``adapt_steps``; plain
+SGD at the run's learning rate for recalibration and adaptation; recalibration starts from the head before.
 """
 
 from collections.abc import Mapping

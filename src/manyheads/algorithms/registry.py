@@ -30,7 +30,11 @@ def fields(name: str) -> dict[str, Any]:
     """A method's hyper-parameters and their defaults."""
     found = {}
     for line in _class(name).body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and not _class_variable(line.annotation):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(line.target, ast.Name)
+            and not _class_variable(line.annotation)
+        ):
             found[line.target.id] = None if line.value is None else ast.literal_eval(line.value)
     return found
 

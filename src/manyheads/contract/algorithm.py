@@ -26,7 +26,8 @@ class Update:
     Attributes:
         private: what the client keeps.
         upload: what it sends.
-        trained: the model, or models by variant, right after training; measured as ``post_local``. None where there is nothing to measure.
+        trained: the model, or models by variant, right after training; measured as ``post_local``. None where there is
+            nothing to measure.
     """
 
     private: PrivateState
@@ -57,9 +58,9 @@ class Algorithm:
 
     Attributes:
         shared: the part of the model that crosses the wire.
-        sends: every other field of an upload: a ``Part`` for a tree that holds this part of the model, or the shape of a tensor in words
-            (``n``, ``classes``, ``features``, ``image``, or a number; ``()`` is one number). ``model`` may be declared as well, where the
-            upload holds another part than ``shared``.
+        sends: every other field of an upload: a ``Part`` for a tree that holds this part of the model, or the shape of
+            a tensor in words (``n``, ``classes``, ``features``, ``image``, or a number; ``()`` is one number).
+            ``model`` may be declared as well, where the upload holds another part than ``shared``.
         adapts: the part that ``adapt`` trains; ``NONE`` where a method has no adaptation.
     """
 
@@ -86,7 +87,7 @@ class Algorithm:
     # server room
 
     def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
-        """The server's state before the first round of a stage; ``previous`` is the state that the stage before left."""
+        """The server's state before the first round of a stage; ``previous`` is what the stage before left."""
         return ServerState(model=ctx.initial)
 
     def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:

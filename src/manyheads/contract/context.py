@@ -67,7 +67,16 @@ class Trainer(Protocol):
     def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim, /) -> Tree:
         """See ``Context.fit``."""
 
-    def scan(self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int, /) -> Carry:
+    def scan(
+        self,
+        ctx: Context,
+        carry: Carry,
+        step: Callable[[Carry, Any, Grad], Carry],
+        data: Data,
+        plan: Plan,
+        width: int,
+        /,
+    ) -> Carry:
         """See ``Context.scan``."""
 
     def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data, /) -> Tensor:
@@ -141,8 +150,8 @@ class Context:
             loss: named terms, summed. It closes over no tensor: what it needs travels with ``data``.
             data: the samples.
             trains: what is trained. Frozen parts run in eval mode, so what they compute may be computed once.
-            epochs: passes over the data; None for the local epochs of the run. A ``range`` numbers them within the round, so that
-                two fits need not share an order of samples.
+            epochs: passes over the data; None for the local epochs of the run. A ``range`` numbers them within the
+                round, so that two fits need not share an order of samples.
             steps: that many mini-batches, over as many epochs as they need; replaces ``epochs``.
             optim: one optimizer, or one for each part; None for the run's. Its state starts fresh.
             batch: mini-batch size; None for the run's.
@@ -163,12 +172,13 @@ class Context:
         batch: int | None = None,
         width: int = 1,
     ) -> Carry:
-        """Runs a step rule of one's own over the mini-batches that ``fit`` would visit: ``carry = step(carry, b, grad)``.
+        """Runs a step rule over the mini-batches that ``fit`` would visit: ``carry = step(carry, b, grad)``.
 
         Args:
             carry: a tree, or a tuple of trees and numbers.
-            step: gets one batch, or a tuple of ``width`` batches, and ``grad(loss, tree, b, trains) -> (gradient, loss)``. Float buffers of
-                the tree are updated in place by ``grad``, as in training; they are the scan's own copies.
+            step: gets one batch, or a tuple of ``width`` batches, and ``grad(loss, tree, b, trains) -> (gradient,
+                loss)``. Float buffers of the tree are updated in place by ``grad``, as in training; they are the scan's
+                own copies.
             data: the samples.
             epochs: as for ``fit``.
             steps: as for ``fit``; counts calls of ``step``.
@@ -191,7 +201,7 @@ class Context:
         return self.trainer.rowwise(bound.backbone, data)
 
     def class_means(self, model: Model | Tree, data: Data) -> tuple[Tensor, Tensor]:
-        """Mean features of each class, ``[classes, feature_dim]`` (zeros for a class without samples), and counts ``[classes]``."""
+        """Mean features ``[classes, feature_dim]``, zeros for a class without samples, and counts ``[classes]``."""
         features = self.features(model, data).double()
         counts = torch.bincount(data.y, minlength=self.classes)
         sums = torch.zeros(self.classes, features.shape[1], dtype=torch.float64).index_add_(0, data.y, features)
@@ -226,15 +236,18 @@ class ServerContext(Context):
             InputError: the run has none.
         """
         if self.server_data is None:
-            raise InputError("data.auxiliary is 0, but this method trains on an auxiliary set at the server; give it a size, such as 400")
+            raise InputError(
+                "data.auxiliary = 0: this method trains on an auxiliary set at the server; give it a size, such as 400"
+            )
         return self.server_data
 
     def average(
         self, uploads: Mapping[int, Upload], *fields: str, weight: Callable[[Upload], float] = lambda u: u.weight
     ) -> Upload:
-        """The weighted mean of ``fields`` (default: the model) over the uploads, in float64 and in cohort order, in one pass.
+        """The weighted mean of ``fields`` (default: the model), in float64 and cohort order, in one pass.
 
-        Floating-point tensors, buffers among them, are averaged; integer tensors (BatchNorm's step counter) take the maximum.
+        Floating-point tensors, buffers among them, are averaged; integer tensors (BatchNorm's step counter) take the
+        maximum.
 
         Raises:
             ValueError: there is no upload, or the weights are negative or sum to zero.
@@ -289,7 +302,11 @@ def _divided(total: Any, weights: float) -> Any:
 def buffer_policy(name: str) -> tuple[Part, Part]:
     """What a policy for the buffers of shared layers keeps out of broadcasts, and out of uploads.
 
-    ``average`` treats them as the parameters. ``private`` leaves each client its own. ``reset`` broadcasts the server's, which stay the
-    initial ones.
+    ``average`` treats them as the parameters. ``private`` leaves each client its own. ``reset`` broadcasts the
+    server's, which stay the initial ones.
     """
-    return {"average": (Part.NONE, Part.NONE), "private": (Part.BUFFER, Part.BUFFER), "reset": (Part.NONE, Part.BUFFER)}[name]
+    return {
+        "average": (Part.NONE, Part.NONE),
+        "private": (Part.BUFFER, Part.BUFFER),
+        "reset": (Part.NONE, Part.BUFFER),
+    }[name]

@@ -48,7 +48,9 @@ class Batch:
         mask: float ``[n]``, 1 for a real sample and 0 for padding; None where all are real.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, rows: Tensor, extra: Mapping[str, Any], mask: Tensor | None = None) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, rows: Tensor, extra: Mapping[str, Any], mask: Tensor | None = None
+    ) -> None:
         self.x, self.y, self.rows, self.mask = x, y, rows, mask
         self._extra = extra
 
@@ -59,7 +61,9 @@ class Batch:
             return self._extra[name]
         except KeyError:
             have = ", ".join(["x", "y", *self._extra])
-            raise AttributeError(f"the batch has no {name!r}; it has {have}; add it with data.with_() or data.given()") from None
+            raise AttributeError(
+                f"the batch has no {name!r}; it has {have}; add it with data.with_() or data.given()"
+            ) from None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -104,9 +108,10 @@ class Data:
         return self.pixels(self.index[rows])
 
     def with_(self, **columns: Column) -> Data:
-        """Adds values per sample: a tensor ``[n, ...]``, or a function of x ``[b, c, h, w] -> [b, ...]`` that is frozen.
+        """Adds values per sample: a tensor ``[n, ...]``, or a frozen function of x ``[b, c, h, w] -> [b, ...]``.
 
-        A function is run once for all samples where x never changes, and once a batch, on the augmented x, where there are maps.
+        A function is run once for all samples where x never changes, and once a batch, on the augmented x, where there
+        are maps.
         """
         self._free(columns)
         for name, column in columns.items():

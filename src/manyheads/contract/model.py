@@ -15,8 +15,8 @@ Module = Callable[..., Tensor]
 class Model:
     """The network with one set of weights: ``m.backbone(x)``, ``m.head(z)``, ``m.<part>(...)``.
 
-    While it is being fitted, parts that are trained are in train mode and frozen parts in eval mode; at any other time everything is in
-    eval mode.
+    While it is being fitted, parts that are trained are in train mode and frozen parts in eval mode; at any other time
+    everything is in eval mode.
 
     Attributes:
         params: the parameters by full name, without buffers.
@@ -36,7 +36,7 @@ class Model:
             raise AttributeError(f"the model has no part {name!r}; it has {', '.join(self._parts) or 'none'}") from None
 
     def at(self, tree: Tree) -> Model:
-        """The same modules with other weights, frozen, in eval mode. ``tree`` may lack whole parts that are not called."""
+        """The same modules with other weights, frozen, in eval mode. ``tree`` may lack parts that are not called."""
         return self._at(tree)
 
 

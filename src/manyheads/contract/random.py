@@ -6,7 +6,7 @@ import torch
 
 
 def seed_of(*key: int | str) -> int:
-    """A 63-bit seed from a key such as ``(seed, round, client, "order", epoch)``. The same key gives the same seed everywhere."""
+    """A 63-bit seed from a key such as ``(seed, round, client, "order", epoch)``, the same on every machine."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -1,7 +1,8 @@
 """The four records: what lives in the server room, on the wire, and in a client room.
 
-A record holds named trees, tensors and numbers and nothing else: no module, optimizer or handle. That is what makes resuming, worker
-processes, clusters and real federations the same thing. Its bytes are a safetensors file; equal records have equal bytes.
+A record holds named trees, tensors and numbers and nothing else: no module, optimizer or handle. That is what makes
+resuming, worker processes, clusters and real federations the same thing. Its bytes are a safetensors file; equal
+records have equal bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _FORMAT = 1
 class Record:
     """Frozen fields, read as attributes.
 
-    A field is a ``Tree``, a ``Tensor``, an ``int``, a ``float`` or a mapping of client id to ``Tree``. Tensors are kept detached and
-    contiguous, so that a record has the same bits before and after it was on disk or on the wire.
+    A field is a ``Tree``, a ``Tensor``, an ``int``, a ``float`` or a mapping of client id to ``Tree``. Tensors are kept
+    detached and contiguous, so that a record has the same bits before and after it was on disk or on the wire.
     """
 
     _fields: dict[str, Value]
@@ -56,7 +57,9 @@ class Record:
         """Bit for bit."""
         if type(self) is not type(other) or not isinstance(other, Record):
             return NotImplemented
-        return list(self) == list(other) and all(_same(value, other._fields[name]) for name, value in self._fields.items())
+        return list(self) == list(other) and all(
+            _same(value, other._fields[name]) for name, value in self._fields.items()
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
@@ -78,7 +81,7 @@ class Record:
         return {key: tensor for name, value in self._fields.items() for key, tensor in _flat(name, value)}
 
     def to_bytes(self) -> bytes:
-        """A safetensors file. The layout is metadata under one key: with several, their order in the file would be random."""
+        """A safetensors file. The layout is metadata under one key: several would come in a random order."""
         layout = {name: _layout(value) for name, value in self._fields.items()}
         metadata = {"manyheads": json.dumps({"format": _FORMAT, "fields": layout}, sort_keys=True)}
         arrays = {key: tensor.cpu().numpy() for key, tensor in self.tensors().items()}
@@ -114,7 +117,7 @@ class Broadcast(Record):
 
 
 class Upload(Record):
-    """What a client sends back. Its sender comes from the transport; ``weight`` is the number of its training images."""
+    """What a client sends back. Its sender comes from the transport; ``weight`` is the number of its train images."""
 
     model: Tree
     weight: float
@@ -135,7 +138,10 @@ def _settled(name: str, value: object) -> Value:
         return value
     if isinstance(value, Mapping) and all(isinstance(k, int) and isinstance(v, Tree) for k, v in value.items()):
         return {key: value[key].map(lambda t: t.detach().contiguous()) for key in sorted(value)}
-    raise TypeError(f"field {name!r} is a {type(value).__name__}; a record holds Tree, Tensor, int, float or a mapping of client id to Tree")
+    raise TypeError(
+        f"field {name!r} is a {type(value).__name__}; "
+        "a record holds Tree, Tensor, int, float or a mapping of client id to Tree"
+    )
 
 
 def _flat(name: str, value: Value) -> Iterator[tuple[str, Tensor]]:
@@ -144,7 +150,9 @@ def _flat(name: str, value: Value) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, Tree):
         yield from ((f"{name}/{key}", tensor) for key, tensor in value.items())
     elif not isinstance(value, int | float):
-        yield from ((f"{name}@{client}/{key}", tensor) for client, tree in value.items() for key, tensor in tree.items())
+        yield from (
+            (f"{name}@{client}/{key}", tensor) for client, tree in value.items() for key, tensor in tree.items()
+        )
 
 
 def _layout(value: Value) -> object:

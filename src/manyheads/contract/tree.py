@@ -13,9 +13,10 @@ from torch import Tensor
 class Tree(Mapping[str, Tensor]):
     """An immutable mapping ``"part.layer.name" -> tensor``, always sorted by name.
 
-    Sorting matters: reductions over a tree run in this order, so two trees with the same tensors give the same bits, however they were
-    made or loaded. Arithmetic is elementwise over the names of the left tree; tensors that are not floating point (such as BatchNorm's
-    step counter) and names that the right tree lacks stay as they are on the left. A name that only the right tree has is an error.
+    Sorting matters: reductions over a tree run in this order, so two trees with the same tensors give the same bits,
+    however they were made or loaded. Arithmetic is elementwise over the names of the left tree; tensors that are not
+    floating point (such as BatchNorm's step counter) and names that the right tree lacks stay as they are on the left.
+    A name that only the right tree has is an error.
     """
 
     __slots__ = ("_tensors",)
@@ -48,7 +49,7 @@ class Tree(Mapping[str, Tensor]):
         return Tree({key.removeprefix(prefix): tensor for key, tensor in self.items() if key.startswith(prefix)})
 
     def replace(self, **parts: Tree) -> Tree:
-        """This tree with whole parts replaced: ``replace(head=other.part("head"))``. A part that is not there yet is added."""
+        """This tree with whole parts replaced or added: ``replace(head=other.part("head"))``."""
         kept = {key: tensor for key, tensor in self.items() if key.partition(".")[0] not in parts}
         new = {f"{part}.{key}": tensor for part, tree in parts.items() for key, tensor in tree.items()}
         return Tree(kept | new)
@@ -62,8 +63,10 @@ class Tree(Mapping[str, Tensor]):
         return self.map(lambda t: t.detach().clone())
 
     def lerp(self, other: Tree, weight: float | Tree) -> Tree:
-        """``self + weight * (other - self)``, exact at 0 and 1. ``weight``: a number, or a tree with a number for each element."""
-        return self._with(other, lambda name, a, b: torch.lerp(a, b, weight[name] if isinstance(weight, Tree) else weight))
+        """``self + weight * (other - self)``, exact at 0 and 1; ``weight`` is a number, or a tree of them."""
+        return self._with(
+            other, lambda name, a, b: torch.lerp(a, b, weight[name] if isinstance(weight, Tree) else weight)
+        )
 
     def descend(self, gradient: Tree, lr: float) -> Tree:
         """``self - lr * gradient``, with the bits of an SGD step (``a - lr * b`` would round twice)."""
@@ -89,7 +92,12 @@ class Tree(Mapping[str, Tensor]):
     def _with(self, other: Tree, fn: Callable[[str, Tensor, Tensor], Tensor]) -> Tree:
         if strange := [name for name in other if name not in self]:
             raise KeyError(f"the right tree has tensors that the left one lacks: {', '.join(strange[:3])}")
-        return Tree({name: fn(name, a, other[name]) if name in other and a.is_floating_point() else a for name, a in self.items()})
+        return Tree(
+            {
+                name: fn(name, a, other[name]) if name in other and a.is_floating_point() else a
+                for name, a in self.items()
+            }
+        )
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -107,9 +115,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 class Part:
     """A set of a model's tensors, as a value.
 
-    Every tensor carries tags: the name of its part (``backbone``, ``head``, or a module that a method added), ``norm`` if it belongs
-    to a normalisation layer, ``buffer`` if it is not a parameter. ``Part.of(tag)`` holds the tensors with that tag; ``|``, ``&`` and
-    ``-`` combine sets.
+    Every tensor carries tags: the name of its part (``backbone``, ``head``, or a module that a method added), ``norm``
+    if it belongs to a normalisation layer, ``buffer`` if it is not a parameter. ``Part.of(tag)`` holds the tensors with
+    that tag; ``|``, ``&`` and ``-`` combine sets.
     """
 
     op: Literal["all", "none", "tag", "or", "and", "minus"]

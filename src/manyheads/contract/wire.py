@@ -22,7 +22,9 @@ def check_broadcast(message: Broadcast, algorithm: Algorithm, ctx: Context) -> N
     """Raises ``WireError`` where the broadcast's model holds more than the shared part."""
     model = message.get("model", Tree())
     if extra := set(model) - set(ctx.take(ctx.initial, algorithm.shared)):
-        raise WireError(f"{_name(algorithm)} broadcasts {sorted(extra)[0]!r}, which is not in its shared part {algorithm.shared}")
+        raise WireError(
+            f"{_name(algorithm)} broadcasts {sorted(extra)[0]!r}, which is not in its shared part {algorithm.shared}"
+        )
 
 
 def check_upload(message: Upload, algorithm: Algorithm, ctx: Context, words: Mapping[str, tuple[int, ...]]) -> None:
@@ -44,7 +46,9 @@ def check_upload(message: Upload, algorithm: Algorithm, ctx: Context, words: Map
 
 def check_finite(message: Upload, client: int, round: int) -> None:
     """Raises ``WireError`` where a tensor or number of the upload is not finite; names round, client and tensor."""
-    numbers = {name: torch.tensor(float(value)) for name in message if isinstance(value := message.get(name), int | float)}
+    numbers = {
+        name: torch.tensor(float(value)) for name in message if isinstance(value := message.get(name), int | float)
+    }
     for name, tensor in {**numbers, **message.tensors()}.items():
         if not bool(torch.isfinite(tensor).all()):
             raise WireError(f"round {round}, client {client}: {name!r} of the upload is not finite")
@@ -61,8 +65,8 @@ def _check(where: str, value: object, declared: Sent, ctx: Context, words: Mappi
             raise WireError(f"{where} lacks {sorted(missing)[0]!r} of its declared part {declared}")
         for name, tensor in value.items():
             if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
-                shapes = f"{list(tensor.shape)} {tensor.dtype}, the model's is {list(expected[name].shape)} {expected[name].dtype}"
-                raise WireError(f"{where}: {name!r} is {shapes}")
+                own = f"{list(expected[name].shape)} {expected[name].dtype}"
+                raise WireError(f"{where}: {name!r} is {list(tensor.shape)} {tensor.dtype}, the model's is {own}")
         return
     shape = tuple(size for word in declared for size in (words[word] if word in words else (int(word),)))
     actual = tuple(value.shape) if isinstance(value, Tensor) else () if isinstance(value, int | float) else None

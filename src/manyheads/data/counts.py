@@ -1,6 +1,7 @@
 """How many images of each kind every client gets: one small table a draw, before any image is touched."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -175,15 +176,19 @@ def _similarity(sizes: Ints, clients: int, s: float, samples: int | None) -> Dra
         uniform = np.round(sizes * (s / 100)).astype(np.int64)
         counts = _cut(everybody, uniform) + _cut(dominant, sizes - uniform)
         return lambda rng: counts
-    uniform_each = round(samples * s / 100)
-    counts = _spread(everybody, uniform_each) + _spread(dominant, samples - uniform_each)
-    wanted = counts.sum(axis=0)
-    if np.any(wanted > sizes):
-        tight = int(np.argmin(sizes - wanted))
-        fits = max(1, int(samples * np.min(sizes[present] / np.maximum(wanted[present], 1))) - len(present))
+
+    def counts_of(each: int) -> Ints:
+        uniform = round(each * s / 100)
+        return _spread(everybody, uniform) + _spread(dominant, each - uniform)
+
+    counts = counts_of(samples)
+    lacking = counts.sum(axis=0) - sizes
+    if lacking.max() > 0:
+        fits = bisect_left(range(samples), True, key=lambda each: bool(np.any(counts_of(each).sum(axis=0) > sizes))) - 1
+        tight = int(lacking.argmax())
         raise InputError(
-            f"partition.samples = {samples}: {clients} clients would need {wanted[tight]} images of class {tight},"
-            f" which has {sizes[tight]}; {fits} fits"
+            f"partition.samples = {samples}: {clients} clients would need {lacking[tight] + sizes[tight]} images of"
+            f" class {tight}, which has {sizes[tight]}; choose samples = {fits} or fewer clients"
         )
     return lambda rng: counts
 

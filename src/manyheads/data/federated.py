@@ -16,7 +16,7 @@ from manyheads.data.partition import Partition
 
 
 class Federation:
-    """Views of a data set: every client's train data, the auxiliary set, the test set. All are indices into the same images."""
+    """Views of a data set: clients' train data, the auxiliary set, the test set; all index the same images."""
 
     def __init__(self, dataset: Dataset, partition: Partition) -> None:
         partition.check(dataset)

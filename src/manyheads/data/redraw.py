@@ -13,7 +13,7 @@ from manyheads.errors import InputError
 MAX_DRAWS = 1000
 SECONDS = 0.7  # for the draws; what is left of a second goes to the search for an alpha that works
 HINT_SECONDS = 0.2
-HINT_DRAWS = 10
+HINT_DRAWS = 3
 
 
 class Wanted(NamedTuple):

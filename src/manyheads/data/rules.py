@@ -43,11 +43,11 @@ def least_size(min_train: int | None, images: int) -> int:
 def check_room(clients: int, least: int, images: int) -> None:
     """Raise InputError when so many clients cannot all have so many images, whatever the draw."""
     if clients * least > images:
-        works = f"at most {images // least} clients" if images >= least else "more images"
-        works += f", or min_train = {images // clients}," if clients <= images else ""
+        advice = [f"at most {images // least} clients"] if images >= least else []
+        advice += [f"min_train of at most {images // clients}"] if images >= clients else []
         raise InputError(
-            f"partition.clients = {clients}: {images} train images are too few for min_train = {least};"
-            f" {works} would work"
+            f"partition.clients = {clients}: {images} train images are too few for min_train = {least} each;"
+            f" choose {' or '.join(advice or ['more images'])}"
         )
 
 

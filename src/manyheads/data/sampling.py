@@ -10,7 +10,8 @@ Ints = NDArray[np.int64]
 
 def stream(*key: int | str) -> np.random.Generator:
     """A generator of its own for a key such as ``(seed, "auxiliary")``; the same key gives the same numbers."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in key)  # numpy writes its integers otherwise
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
 
 

@@ -1,5 +1,6 @@
 """Parquet files and Arrow tables laid out as on the Hugging Face hub, and the hub itself."""
 
+import http.client
 import json
 import os
 import urllib.error
@@ -64,7 +65,7 @@ def _check_online(repository: str) -> None:
         urllib.request.urlopen(request, timeout=CONNECT_SECONDS).close()
     except urllib.error.HTTPError:
         return  # it answers: what is wrong is the library's to say
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)  # urllib wraps what happened
         raise HubError(f"{repository}: {endpoint} cannot be reached ({short(reason)})") from None
 

@@ -50,7 +50,7 @@ def cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread inside each torch operation: sums have the same order on any machine, and workers do not get in each other's way."""
+    """One thread inside each torch operation: the order of sums depends on nothing, and workers do not collide."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,7 +18,9 @@ class Serial:
     def __enter__(self) -> Serial:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Nothing to put away."""
 
     def update(self, tasks: Iterable[Task], test: bool) -> Iterator[Reply]:

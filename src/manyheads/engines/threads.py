@@ -31,7 +31,9 @@ class Threads:
     def __enter__(self) -> Threads:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Lets running clients finish and drops those that wait."""
         self._pool.shutdown(cancel_futures=True)
 

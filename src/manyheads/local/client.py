@@ -81,7 +81,8 @@ class ClientRoom:
     def _correct(self, client: int, predictors: Predictors | None, moment: str) -> Correct:
         rows = self._setting.parties.test_rows(client)
         return {
-            (variant, moment): int(self._tester.right(predictor, rows).sum()) for variant, predictor in by_variant(predictors).items()
+            (variant, moment): int(self._tester.right(predictor, rows).sum())
+            for variant, predictor in by_variant(predictors).items()
         }
 
 

@@ -17,7 +17,7 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 
 
 class Network:
-    """A network's parts by name, as a skeleton on the meta device: it costs no memory, and threads may bind it at the same time.
+    """A network's parts by name, as a skeleton on the meta device. It costs no memory; threads may share it.
 
     Attributes:
         initial: the weights that the modules had.
@@ -37,9 +37,10 @@ class Network:
         return self.bind(tree).model
 
     def bind(self, tree: Tree, trained: Collection[str] = ()) -> Bound:
-        """The modules holding the tensors of ``tree`` themselves, not copies; ``trained`` names the parameters that get gradients.
+        """The modules holding the tensors of ``tree`` themselves; ``trained`` names those that get gradients.
 
-        Parts with a trained parameter are in train mode, except layers in them of which none is trained; the rest is in eval mode.
+        Parts with a trained parameter are in train mode, except layers in them of which none is trained; the rest is in
+        eval mode.
         """
         present = {name.partition(".")[0] for name in tree}
         modules = nn.ModuleDict({name: _twin(part, {}) for name, part in self._skeleton.items() if name in present})
@@ -61,7 +62,9 @@ class Bound:
     def load(self, tree: Tree) -> None:
         """Holds the tensors of ``tree`` from now on."""
         if missing := [name for name, _, _ in self._slots if name not in tree]:
-            raise KeyError(f"the tree holds only a piece of part {missing[0].partition('.')[0]!r}: it lacks {', '.join(missing[:3])}")
+            raise KeyError(
+                f"the tree holds only a piece of {missing[0].partition('.')[0]!r}: it lacks {', '.join(missing[:3])}"
+            )
         for name, owner, leaf in self._slots:
             _put(owner, leaf, tree[name])
         self.model = Model(self.calls, Tree(dict(self.modules.named_parameters())), self._at)
@@ -94,7 +97,7 @@ class Bound:
 
 
 def _twin(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """A module of its own with the same settings; a hundred times faster than ``copy.deepcopy``, which is felt when small heads are tested."""
+    """A module of its own with the same settings. ``copy.deepcopy`` takes longer than to test a small head."""
     if id(module) not in made:
         twin = made[id(module)] = copy.copy(module)
         twin._parameters, twin._buffers = dict(module._parameters), dict(module._buffers)
@@ -112,7 +115,11 @@ def _train_mode(module: nn.Module) -> None:
 def _slots(modules: nn.ModuleDict) -> list[tuple[str, nn.Module, str]]:
     """Where every parameter and persistent buffer lives: its full name, the module that owns it, its name there."""
     kept = modules.state_dict()
-    places = [(prefix, owner, leaf) for prefix, owner in modules.named_modules() for leaf in (*owner._parameters, *owner._buffers)]
+    places = [
+        (prefix, owner, leaf)
+        for prefix, owner in modules.named_modules()
+        for leaf in (*owner._parameters, *owner._buffers)
+    ]
     return [(f"{prefix}.{leaf}", owner, leaf) for prefix, owner, leaf in places if f"{prefix}.{leaf}" in kept]
 
 
@@ -134,4 +141,6 @@ def _tags(modules: nn.ModuleDict) -> dict[str, frozenset[str]]:
 
 def channels_last(tree: Tree) -> Tree:
     """A copy whose 4-D tensors lie in channels-last order, the layout that training uses."""
-    return tree.map(lambda t: t.detach().clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format))
+    return tree.map(
+        lambda t: t.detach().clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)
+    )

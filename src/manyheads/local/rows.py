@@ -1,4 +1,4 @@
-"""What frozen functions say of each sample: computed once, in batches of a kind that gives the same bits however rows are grouped."""
+"""What frozen functions say of each sample, computed once, with the same bits however rows are grouped."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class CachedPart:
         self.current: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        """The part's output, from the cache where it can be."""
         if self.current is not None and len(inputs) == 1 and inputs[0] is self.current[0]:
             return self._cache(self.current[1])
         return self._part(*inputs)

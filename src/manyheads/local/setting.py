@@ -85,9 +85,16 @@ class Setting:
 
     @classmethod
     def make(
-        cls, algorithm: Algorithm, model: Callable[[], SplitModel], parties: Parties, budget: Budget, rounds: int, seed: int, buffers: str
+        cls,
+        algorithm: Algorithm,
+        model: Callable[[], SplitModel],
+        parties: Parties,
+        budget: Budget,
+        rounds: int,
+        seed: int,
+        buffers: str,
     ) -> Setting:
-        """Builds the network. The base model and a method's own modules have a stream each, so one does not change the other's bits."""
+        """Builds the network. The base model and a method's own modules are drawn from a stream each."""
         with _SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "init", "model"))
             base = model()

@@ -14,8 +14,8 @@ from manyheads.local.rows import CachedPart, RowCache, chunks, pad
 class Tester:
     """Tests models of one network on one test set.
 
-    What a part computes from a test image is remembered as long as the same weights come back, so that many heads on one backbone cost
-    one pass over their test images.
+    What a part computes from a test image is remembered as long as the same weights come back, so that many heads on
+    one backbone cost one pass over their test images.
 
     Attributes:
         size: the number of test images.
@@ -30,7 +30,10 @@ class Tester:
     def right(self, predictor: Predictor, rows: Tensor) -> Tensor:
         """Whether each of the test images ``rows`` is answered rightly: bool ``[len(rows)]``."""
         bound = self._network.bind(channels_last(predictor.tree))
-        cached = {name: CachedPart(part, self._cache(name, part, predictor.tree.part(name))) for name, part in bound.calls.items()}
+        cached = {
+            name: CachedPart(part, self._cache(name, part, predictor.tree.part(name)))
+            for name, part in bound.calls.items()
+        }
         bound.calls.update(cached)
         answers = [torch.empty(0, dtype=torch.int64)]
         for some in chunks(rows):
@@ -50,5 +53,7 @@ class Tester:
 
 
 def _same_memory(a: Tree, b: Tree) -> bool:
-    """Whether two trees are the same tensors. Both are alive, so equal addresses mean the same memory; records never change in place."""
-    return list(a) == list(b) and all(t.data_ptr() == b[name].data_ptr() and t.shape == b[name].shape for name, t in a.items())
+    """Whether two trees are the same tensors: both are alive, so an address tells, and records never change."""
+    return list(a) == list(b) and all(
+        t.data_ptr() == b[name].data_ptr() and t.shape == b[name].shape for name, t in a.items()
+    )

@@ -78,7 +78,9 @@ class LocalTrainer:
         log.close(len(steps))
         return bound.tree().map(lambda t: t.contiguous())
 
-    def scan(self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int) -> Carry:
+    def scan(
+        self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int
+    ) -> Carry:
         """See ``Context.scan``."""
         carry = _own(carry)
         per_epoch = replace(plan, steps=None if plan.steps is None else plan.steps * width)
@@ -98,7 +100,7 @@ class LocalTrainer:
 
 
 class _Feed:
-    """Makes the batches of a plan. What frozen functions say of a sample is computed once, unless maps change x at every step."""
+    """Makes the batches of a plan. Frozen functions run once a sample, unless maps change x at every step."""
 
     def __init__(self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None) -> None:
         self._ctx, self._data, self._bound = ctx, data, bound
@@ -123,7 +125,7 @@ class _Feed:
         return lambda x, rows: cache(rows)
 
     def batch(self, step: Step) -> Batch:
-        """The batch of a step, after its maps, with its columns and constants; dropout is set to the step's own stream."""
+        """The batch of a step, after its maps, with columns and constants; dropout is set to the step's stream."""
         ctx, data, rows = self._ctx, self._data, step.rows
         batch = Batch(data.x(rows), data.y[rows], rows, data.constants)
         for place, fn in enumerate(data.maps):
@@ -206,7 +208,8 @@ class _Log:
             if not math.isfinite(value):
                 who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"
                 raise RunError(
-                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} in epoch {step.epoch}, step {step.number}; "
+                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} "
+                    f"in epoch {step.epoch}, step {step.number}; "
                     f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
                 )
             self._sums[name] = self._sums.get(name, 0.0) + value
