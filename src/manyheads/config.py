@@ -158,7 +158,9 @@ class RunConfig(Section):
     )
     workers: Count | None = Field(None, description="clients trained at a time; unset: as many as there are cores")
     eval_every: Count = Field(1, description="rounds between evaluations")
-    adapt_every: Count = Field(1, description="rounds between evaluations after adaptation")
+    adapt_every: Count | None = Field(
+        None, description="rounds between evaluations after adaptation; unset: 1, or 10 where a whole model adapts"
+    )
     non_finite: Literal["stop", "drop"] = Field(
         "stop", description="on a loss or upload that is not finite: stop the run, or drop the client"
     )

@@ -162,6 +162,8 @@ class Experiment:
         rows = folder.rows() if folder else []
         done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in rows)
         say(Started(label, sum(stage.rounds for stage in stages), done))
+        if remark := self.algorithm.remark():
+            say(Warned(label, remark))
         schedule = [moment for moment in moments(stages) if moment.position > position]
         with one_thread():
             for index, stage in enumerate(stages):

@@ -170,16 +170,17 @@ class Rounds:
         upcoming = 0 if moment.round is None else moment.round + 1
         ctx, clients = self._setting.server(upcoming), self._setting.parties.clients
         sizes = {client: len(rows) for client, rows in self._tests.items()}
-        rows: list[Row] = []
-        for variant, predictor in by_variant(self._algorithm.global_model(state.server, ctx)).items():
-            rows += global_rows(variant, predictor, self._tester, self._tests, clients)
         server = state.server
         tasks = (
             Task(client, upcoming, self._algorithm.broadcast(server, client, ctx), state.private(client))
             for client in self._evaluated
         )
+        answers = self._engine.evaluate(tasks, self._adapts(moment))  # begins while the global model is tested
+        rows: list[Row] = []
+        for variant, predictor in by_variant(self._algorithm.global_model(state.server, ctx)).items():
+            rows += global_rows(variant, predictor, self._tester, self._tests, clients)
         found: dict[tuple[str, str], dict[int, int]] = {}
-        for client, correct in self._engine.evaluate(tasks, self._adapts(moment)):
+        for client, correct in answers:
             for key, right in correct.items():
                 found.setdefault(key, {})[client] = right
         for variant, counts in state.local.items():

@@ -12,11 +12,11 @@ PERSONAL = {"model": "personal", "data": "client test", "moment": "post_agg", "a
 GLOBAL = {"model": "global", "data": "global test", "moment": "post_agg", "average": "micro", "accuracy": 0.5}
 EVENTS: list[Event] = [
     Started("fedper", rounds=3),
-    RoundDone("fedper", -2, {"stage": 0, "metrics": []}),
-    RoundDone("fedper", -1, {"metrics": [GLOBAL, PERSONAL]}),
-    RoundDone("fedper", 0, {"metrics": []}),
+    RoundDone("fedper", -2, {"stage": 0, "cohort": [1], "metrics": []}),
+    RoundDone("fedper", -1, {"cohort": [], "metrics": [GLOBAL, PERSONAL]}),
+    RoundDone("fedper", 0, {"cohort": [0, 1], "metrics": []}),
     Warned("fedper", "client [3] has no test images"),
-    RoundDone("fedper", 1, {"metrics": [PERSONAL]}),
+    RoundDone("fedper", 1, {"cohort": [1, 2], "metrics": [PERSONAL]}),
     Finished("fedper", Path("runs/a")),
 ]
 

@@ -76,6 +76,12 @@ class PFedKDH(Algorithm):
             if getattr(self, name) < 0:
                 raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
 
+    def remark(self) -> str:
+        """Without distillation and proximal term the clients do what FedPer's do."""
+        return (
+            "with kd_weight = 0 and prox_weight = 0 this is FedPer" if self.kd_weight == self.prox_weight == 0 else ""
+        )
+
     # server room
 
     def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:

@@ -76,6 +76,10 @@ class Algorithm:
         """The phases of a run; the last one is the main stage, whose rounds are numbered from 0."""
         return [Stage(self, rounds)]
 
+    def remark(self) -> str:
+        """One line for the log where the hyper-parameters turn the method into another one; else ""."""
+        return ""
+
     def logits(self, m: Model, x: Tensor) -> Tensor:
         """The network's answer, ``[batch, classes]``."""
         return m.head(m.backbone(x))

@@ -1,6 +1,7 @@
 """Random streams and exact rounding: the tools with which images are dealt out."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-def stream(*key: int | str) -> np.random.Generator:
+def stream(*key: int | str | np.integer[Any]) -> np.random.Generator:
     """A generator of its own for a key such as ``(seed, "auxiliary")``; the same key gives the same numbers."""
     plain = tuple(part if isinstance(part, str) else int(part) for part in key)  # numpy writes its integers otherwise
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=16).digest()

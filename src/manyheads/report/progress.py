@@ -92,5 +92,5 @@ class ProgressReport:
 
 
 def _counts(event: RoundDone) -> int:
-    """1 for a round, also of an earlier stage; 0 for the evaluation before training."""
-    return int(event.round >= 0 or "stage" in event.row)
+    """1 for a round, also of an earlier stage; 0 for the start of a stage, where nobody trains."""
+    return int(bool(event.row.get("cohort")))
