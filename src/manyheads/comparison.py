@@ -59,9 +59,11 @@ def compare(
         if not values or len(set(values)) < len(values):
             raise InputError(f"{what}: {list(values)} must name at least one, and none twice")
     entries = list(_entries(config, methods, seeds))
+    dataset = dataset or load_dataset(config)
     if folder is not None:
+        _check(entries, dataset)
         _create(folder, config, methods, seeds)
-    return _run(entries, folder, on_event, dataset or load_dataset(config))
+    return _run(entries, folder, on_event, dataset)
 
 
 def is_comparison(folder: Path) -> bool:
@@ -87,6 +89,16 @@ def _entries(config: Config, methods: Sequence[str], seeds: Sequence[int]) -> It
         for method in methods:
             label, name = (method, method) if len(seeds) == 1 else (f"{method}, seed {seed}", f"{method}-seed{seed}")
             yield Entry(label, name, config.with_method(method).with_seed(seed))
+
+
+def _check(entries: Sequence[Entry], dataset: Dataset) -> None:
+    """Refuse what does not fit before anything is stored: a network goes with a method, a partition with a seed."""
+    methods, seeds = set(), set()
+    for config in (entry.config for entry in entries):
+        if config.algorithm.name not in methods or config.run.seed not in seeds:
+            Experiment(config, dataset=dataset).check()
+        methods.add(config.algorithm.name)
+        seeds.add(config.run.seed)
 
 
 def _create(folder: Path, config: Config, methods: Sequence[str], seeds: Sequence[int]) -> None:

@@ -107,9 +107,21 @@ class Experiment:
         """
         if folder is None:
             return self._run(None, State(MemoryStore()), -1, on_event, label)
+        self.check()
         data = {**self.federation.counts(), "fingerprint": self.dataset.fingerprint, "cohorts": self.cohorts}
         with RunFolder.create(folder, self.config.to_toml(), partition=self.partition.save, data=data) as opened:
             return self._run(opened, State(opened.store()), -1, on_event, label)
+
+    def check(self) -> None:
+        """Builds each stage's network and drops it, so that what does not fit is refused before anything is stored.
+
+        Raises:
+            InputError: the network does not fit the data, or the method lacks an auxiliary set.
+        """
+        for index, stage in enumerate(self.algorithm.stages(self.config.train.rounds)):
+            setting = self._setting(stage)
+            if index == 0 and setting.parties.auxiliary is None:
+                stage.algorithm.init_server(setting.server(0))  # costs nothing where no auxiliary set is asked for
 
     @classmethod
     def resume(
@@ -193,13 +205,14 @@ class Experiment:
     @contextmanager
     def _rounds(self, index: int, stage: Stage) -> Iterator[Rounds]:
         """Everything that a stage needs to run."""
-        train, run = self.config.train, self.config.run
-        budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
-        setting = Setting.make(
-            stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers
-        )
+        run, setting = self.config.run, self._setting(stage)
         with make_engine(run.engine, run.workers, setting) as engine:
             yield Rounds(setting, engine, self.config, index)
+
+    def _setting(self, stage: Stage) -> Setting:
+        train, run = self.config.train, self.config.run
+        budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
+        return Setting.make(stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers)
 
     def _cohort(self, moment: Moment, stage: Stage) -> Sequence[int]:
         assert moment.round is not None

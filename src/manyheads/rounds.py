@@ -77,8 +77,7 @@ class Rounds:
 
     def begin(self, moment: Moment, state: State, fresh: bool) -> Row:
         """The server's start of the stage, and the test before training."""
-        first = 0 if moment.main else -self._setting.rounds
-        state.server = self._algorithm.init_server(self._setting.server(first), state.server)
+        state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)
         state.local.clear()
         if fresh:
             state.active.clear()
@@ -167,7 +166,7 @@ class Rounds:
 
     def _metrics(self, moment: Moment, state: State) -> list[Row]:
         assert state.server is not None
-        upcoming = 0 if moment.round is None else moment.round + 1
+        upcoming = moment.upcoming
         ctx, clients = self._setting.server(upcoming), self._setting.parties.clients
         sizes = {client: len(rows) for client, rows in self._tests.items()}
         server = state.server

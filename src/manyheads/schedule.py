@@ -21,6 +21,7 @@ class Moment:
         round: None for the start of a stage; rounds before the main stage are negative, -1 is the last of them.
         main: whether this is the main stage, the one that is measured.
         last: whether the run ends with this round.
+        upcoming: the round that follows.
     """
 
     position: int
@@ -28,6 +29,7 @@ class Moment:
     round: int | None
     main: bool
     last: bool
+    upcoming: int
 
 
 def moments(stages: Sequence[Stage]) -> Iterator[Moment]:
@@ -36,10 +38,10 @@ def moments(stages: Sequence[Stage]) -> Iterator[Moment]:
     position, number = 0, -before
     for index, stage in enumerate(stages):
         main = index == len(stages) - 1
-        yield Moment(position, index, None, main, main and stage.rounds == 0)
+        yield Moment(position, index, None, main, main and stage.rounds == 0, number)
         position += 1
         for _ in range(stage.rounds):
-            yield Moment(position, index, number, main, main and number == stage.rounds - 1)
+            yield Moment(position, index, number, main, main and number == stage.rounds - 1, number + 1)
             position, number = position + 1, number + 1
 
 

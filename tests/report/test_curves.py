@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from manyheads.report.curves import curve, plot_curves, spread
+from manyheads.report.curves import curve, plot_curves, plot_runs, spread
 from manyheads.report.rows import Key, Run, RunEntry
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
@@ -32,6 +34,7 @@ def test_one_seed_has_the_spread_over_clients_as_its_band(fake: SimpleNamespace)
     assert found.done == [0, 2]
     assert found.accuracy == pytest.approx([10, 50])
     assert found.band == pytest.approx([20, 30])
+    assert found.seeds == 1
 
 
 def test_several_seeds_have_their_own_spread_as_the_band(fake: SimpleNamespace) -> None:
@@ -43,6 +46,7 @@ def test_several_seeds_have_their_own_spread_as_the_band(fake: SimpleNamespace) 
     assert found is not None
     assert found.accuracy == pytest.approx([30, 40])
     assert found.band == pytest.approx([7**0.5 * 10] * 2)  # 10, 20, 60: 400 + 100 + 900 = 1400, halved
+    assert found.seeds == 3
 
 
 def test_no_such_number_no_line(fake: SimpleNamespace) -> None:
@@ -80,6 +84,62 @@ def test_a_picture_of_all_kinds_of_numbers(fake: SimpleNamespace, tmp_path: Path
     plot_curves({"pfedkdh": rows(0.9), "fedavg": rows(0.6)}, tmp_path / "curves.png")
     assert inked(tmp_path / "curves.png") > 0.03
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def panels(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    figures: list[Figure] = []
+    monkeypatch.setattr("manyheads.report.curves.save_figure", lambda figure, path: figures.append(figure))
+    plot_runs(runs, Path())
+    return figures[0].axes
+
+
+def of_method(method: str, *metrics: dict[str, Any], seed: int = 0) -> Run:
+    rows = [{"round": done - 1, "metrics": metrics} for done in (0, 1)]
+    return Run(RunEntry(method, method, seed, Path()), rows, {})
+
+
+def test_personal_and_global_models_share_the_panel_of_the_clients_images(
+    fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = (fake.personal(0.9), fake.personal(0.95, "post_adapt"), fake.metric("global", "client test", 0.8))
+    runs = [
+        of_method("pfedkdh", *of_all, fake.global_test(0.7)),
+        of_method("fedavg", fake.metric("global", "client test", 0.5), fake.global_test(0.6)),
+    ]
+    left, right = panels(runs, monkeypatch)
+    names = [text.get_text() for text in left.texts]
+    assert names == ["50.0  fedavg (global)", "80.0  pfedkdh (teacher)", "90.0  pfedkdh (Fair)", "95.0  pfedkdh (EA)"]
+    assert [text.get_text() for text in right.texts] == ["60.0  fedavg", "70.0  pfedkdh (teacher)"]
+    fair, adapted, teacher, fedavg = left.lines
+    assert (fair.get_linestyle(), adapted.get_linestyle()) == ("-", "--")
+    assert teacher.get_linewidth() < fedavg.get_linewidth()
+    assert len(left.collections) == 3  # the teacher has no band
+    assert left.get_position().width > right.get_position().width
+
+
+def test_one_kind_of_number_has_the_picture_for_itself(fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (axes,) = panels([of_method("fedper", fake.personal(0.9))], monkeypatch)
+    assert axes.get_title("left") == "Clients' own test images"
+
+
+def test_a_band_over_clients_is_not_shown_among_bands_over_seeds(
+    fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = [of_method("fedper", fake.personal(0.8 + seed / 10), seed=seed) for seed in (0, 1)]
+    (axes,) = panels([*twice, of_method("ditto", fake.personal(0.7))], monkeypatch)
+    assert (len(axes.lines), len(axes.collections)) == (2, 1)
+
+
+def test_the_explanation_fits_into_the_picture(fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = [
+        fake.metric(model, "client test", 0.5, moment, variant=variant)
+        for model, moment in [("personal", "post_agg"), ("personal", "post_adapt"), ("global", "post_agg")]
+        for variant in ("", "prototype")
+    ]
+    figure = panels([of_method("pfedkdh", *everything)], monkeypatch)[0].figure
+    figure.draw_without_rendering()
+    (explanation,) = [text for text in figure.texts if text.get_text().startswith("solid")]
+    assert explanation.get_window_extent().x1 < 1400
 
 
 def test_labels_of_several_seeds_are_one_line(

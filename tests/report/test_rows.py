@@ -4,10 +4,22 @@ from types import SimpleNamespace
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.report.rows import Key, final_lines, is_headline, line_name, load_runs, not_started, read_rows, runs_of
+from manyheads.report.rows import (
+    Key,
+    final_lines,
+    is_headline,
+    line_name,
+    load_runs,
+    not_started,
+    order,
+    read_rows,
+    runs_of,
+)
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
 EA = FAIR._replace(moment="post_adapt")
+GLOBAL = FAIR._replace(model="global")
+TOGETHER = Key("global", "global test", "post_agg", "micro")
 
 
 def test_a_run_folder_holds_one_run_named_after_its_method(fake: SimpleNamespace, tmp_path: Path) -> None:
@@ -97,6 +109,8 @@ def test_a_damaged_line_is_named(fake: SimpleNamespace, tmp_path: Path, line: st
         (Key("global", "global test", "post_agg", "micro"), True),
         (Key("global", "client test", "post_agg", "macro"), True),
         (Key("global", "client test", "post_agg", "micro"), False),
+        (Key("global", "global test", "post_adapt", "micro"), False),
+        (Key("global", "client test", "post_adapt", "macro"), False),
         (Key("personal", "global test", "post_agg", "micro"), False),
     ],
 )
@@ -109,14 +123,36 @@ def test_headline_numbers(key: Key, headline: bool) -> None:
     [
         ("pfedkdh", FAIR, "pfedkdh (Fair)", "pfedkdh (Fair)"),
         ("pfedkdh", EA, "pfedkdh (EA)", "pfedkdh (EA)"),
-        ("pfedkdh", Key("global", "global test", "post_agg", "micro"), "pfedkdh", "pfedkdh"),
+        ("pfedkdh", TOGETHER, "pfedkdh (teacher)", "pfedkdh (teacher)"),
+        ("pfedkdh", GLOBAL, "pfedkdh (teacher)", "pfedkdh (teacher)"),
+        ("fedavg", GLOBAL, "fedavg (global)", "fedavg"),
+        ("fedavg", TOGETHER, "fedavg", "fedavg"),
         ("fedper", FAIR, "fedper", "fedper"),
         ("fedper", EA, "fedper (post_adapt)", "fedper"),
         ("fedper", EA._replace(variant="prototype"), "fedper (prototype, post_adapt)", "fedper (prototype)"),
     ],
 )
 def test_names(method: str, key: Key, name: str, short: str) -> None:
-    assert (line_name(method, method, key), line_name(method, method, key, moment=False)) == (name, short)
+    assert (line_name(method, method, key), line_name(method, method, key, full=False)) == (name, short)
+
+
+def test_lines_are_named_after_the_label_and_know_teachers_by_the_method(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["mine", "pfedkdh"])
+    for label, method in [("mine", "pfedkdh"), ("pfedkdh", "fedavg")]:
+        fake.run(folder / label, [fake.row(3, fake.personal(0.5), fake.global_test(0.1))], method)
+    assert [(line.name, line.teacher) for line in final_lines(load_runs(folder))] == [
+        ("mine (Fair)", False),
+        ("mine (teacher)", True),
+        ("pfedkdh", False),
+        ("pfedkdh", False),
+    ]
+
+
+def test_tables_begin_with_the_clients_images_and_lines_with_the_personal_models() -> None:
+    keys = [FAIR, EA, FAIR._replace(variant="prototype"), GLOBAL, TOGETHER]
+    assert sorted(reversed(keys), key=order) == keys
+    assert [key.group for key in (FAIR, EA, GLOBAL)] == [("client test", "macro")] * 3
+    assert TOGETHER.group == ("global test", "micro")
 
 
 def test_the_last_round_counts_not_the_best(fake: SimpleNamespace, tmp_path: Path) -> None:

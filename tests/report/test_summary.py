@@ -34,9 +34,9 @@ def test_a_run_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
     text = shown(finished(fake, tmp_path / "run", 0.8125, "pfedkdh"))
     rows = [line.split() for line in text.splitlines()]
     assert "digits; dirichlet(alpha=0.1), 2 clients; model mlp; seed 0" in text
-    assert ["pfedkdh", "(EA)", "post_adapt", "86.25", "10.00", "66.25", "20"] in rows
-    assert ["pfedkdh", "(Fair)", "post_agg", "81.25", "10.00", "61.25", "20"] in rows
-    assert ["pfedkdh", "post_agg", "40.62"] in rows
+    assert ["pfedkdh", "(EA)", "personal", "post_adapt", "86.25", "10.00", "66.25"] in rows
+    assert ["pfedkdh", "(Fair)", "personal", "post_agg", "81.25", "10.00", "61.25"] in rows
+    assert ["pfedkdh", "(teacher)", "global", "post_agg", "40.62"] in rows
     assert "Last round (3 of 3)" in text
     assert "resume" not in text
     assert "difference" not in text
@@ -55,6 +55,20 @@ def test_a_comparison_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> 
     assert ["fedavg", "fedper", "+1.00", "-0.24", "to", "+2.24", "3"] in rows  # the global model
 
 
+def test_a_global_model_stands_beside_personal_ones(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedavg", "fedper"])
+    in_both = (fake.metric("global", "client test", 0.6), fake.global_test(0.62))
+    fake.run(folder / "fedavg", [fake.row(3, *in_both)], "fedavg")
+    fake.run(folder / "fedper", [fake.row(3, fake.personal(0.7), fake.personal(0.5, "post_adapt"))], "fedper")
+    first, second = shown(folder).split("clients' own test images, macro average")[1].split("all test images, micro")
+    assert [line.split()[:4] for line in first.splitlines() if line.startswith("fed")] == [
+        ["fedper", "personal", "post_agg", "70.00"],
+        ["fedavg", "global", "post_agg", "60.00"],
+        ["fedper", "personal", "post_adapt", "50.00"],
+    ]
+    assert ["fedavg", "global", "post_agg", "62.00"] in [line.split() for line in second.splitlines()]
+
+
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_no_number_is_broken_or_cut_at_usual_widths(fake: SimpleNamespace, tmp_path: Path, width: int) -> None:
     folder = fake.comparison(tmp_path / "all", ["fedecouple", "local_only"], [0, 1])
@@ -67,12 +81,27 @@ def test_no_number_is_broken_or_cut_at_usual_widths(fake: SimpleNamespace, tmp_p
     assert text.count("70.50 ± 0.71") == 2
 
 
+def test_no_number_is_broken_and_no_name_cut_with_every_column_there_is(fake: SimpleNamespace, tmp_path: Path) -> None:
+    name = "a_long_name_of_a_method"
+    folder = fake.comparison(tmp_path / "all", [name, "local_only"], [0, 1])
+    for seed in (0, 1):
+        rows = [fake.row(3, fake.personal(0.9 + seed / 10, "post_adapt", std=1, worst_decile=1), fake.personal(0.5))]
+        fake.run(folder / f"{name}-seed{seed}", rows, name, seed)
+    fake.run(folder / "local_only-seed0", [fake.row(1000, fake.personal(0.5))], "local_only", 0)
+    text = shown(folder, 80).split(" average")[1].split("After as many")[0]
+    assert "…" not in text
+    assert "personal  post_adapt  95.00 ± 7.07      3      2  100.00  100.00" in text
+    assert "personal  post_agg           50.00   1000      1   10.00   30.00" in text
+    parts = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert name in "".join(parts)  # over two lines
+
+
 def test_an_incomplete_run_says_how_to_go_on(fake: SimpleNamespace, tmp_path: Path) -> None:
     path = fake.run(tmp_path / ("long" * 20), [fake.row(0), fake.row(1, fake.personal(0.5)), fake.row(2)], rounds=30)
     text = shown(path, 80)
     assert "fedavg, seed 0: stopped after round 2 of 30\n" in text
     assert f"go on with: manyheads resume {path}\n" in text  # in one piece, to be copied
-    assert "post_agg, round 1" in text
+    assert "Latest evaluated round (1 of 30)" in text
 
 
 def test_a_run_that_was_only_evaluated_says_so(fake: SimpleNamespace, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.report.rows import Key, Line, Run, RunEntry
+from manyheads.report.rows import Key, Line, Run, RunEntry, is_teacher, line_name
 from manyheads.report.tables import (
     cost_table,
     difference_table,
@@ -18,14 +18,15 @@ from manyheads.report.tables import (
 )
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
-GLOBAL = Key("global", "global test", "post_agg", "micro")
+EA = FAIR._replace(moment="post_adapt")
+GLOBAL = FAIR._replace(model="global")
+TOGETHER = Key("global", "global test", "post_agg", "micro")
 
 
 def line(label: str, accuracies: Mapping[int, float], key: Key = FAIR, done: int = 30, **more: float) -> Line:
-    spread = {} if key == GLOBAL else {"clients": 20, "left_out": 0, "std": 0.125, "worst_decile": 0.5} | more
+    spread = {} if key == TOGETHER else {"clients": 20, "left_out": 0, "std": 0.125, "worst_decile": 0.5} | more
     metrics = {seed: {"accuracy": accuracy, **spread} for seed, accuracy in accuracies.items()}
-    name = label if key.moment == "post_agg" else f"{label} ({key.moment})"
-    return Line(name, label, label, key, done, 30, metrics)
+    return Line(line_name(label, label, key), label, label, key, done, 30, metrics, is_teacher(label, key))
 
 
 def cells(table: Table | None) -> list[list[str]]:
@@ -35,38 +36,57 @@ def cells(table: Table | None) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
+def headers(table: Table) -> list[str]:
+    return [str(column.header).replace("\n", " ") for column in table.columns]
+
+
 def test_final_numbers_of_one_seed_the_highest_first() -> None:
-    table = final_table([line("a", {0: 0.5}), line("b", {0: 0.91234})])
-    assert table.title == "personal model, client test, macro average"
-    assert [str(column.header).replace("\n", " ") for column in table.columns] == [
-        "method", "moment", "accuracy %", "std over clients", "worst decile", "clients",
-    ]  # fmt: skip
+    table = final_table([line("a", {0: 0.5}), line("b", {0: 0.91234}), line("c", {0: 0.7}, GLOBAL)])
+    assert table.title == "clients' own test images, macro average"
+    assert headers(table) == ["method", "model", "moment", "accuracy %", "client std", "worst decile"]
     assert cells(table) == [
-        ["b", "post_agg", "91.23", "12.50", "50.00", "20"],
-        ["a", "post_agg", "50.00", "12.50", "50.00", "20"],
+        ["b", "personal", "post_agg", "91.23", "12.50", "50.00"],
+        ["c", "global", "post_agg", "70.00", "12.50", "50.00"],
+        ["a", "personal", "post_agg", "50.00", "12.50", "50.00"],
     ]
 
 
-def test_global_test_has_no_spread_over_clients() -> None:
-    table = final_table([line("a", {0: 0.5}, GLOBAL)])
-    assert (table.title, cells(table)) == ("global model, global test", [["a", "post_agg", "50.00"]])
+def test_all_test_images_have_no_spread_over_clients() -> None:
+    table = final_table([line("a", {0: 0.5}, TOGETHER)])
+    assert (table.title, cells(table)) == (
+        "all test images, micro average",
+        [["a", "global", "post_agg", "50.00"]],
+    )
 
 
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
     # 60, 62, 67: mean 63, squared distances 9 + 1 + 16 = 26, 26 / 2 = 13
     table = final_table([line("a", {0: 0.60, 1: 0.62, 2: 0.67})])
-    assert cells(table) == [["a", "post_agg", "63.00 ± 3.61", "3", "12.50", "50.00", "20"]]
+    assert cells(table) == [["a", "personal", "post_agg", "63.00 ± 3.61", "12.50", "50.00"]]
 
 
 def test_what_a_row_does_not_say_is_a_dash() -> None:
     bare = Line("a", "a", "a", FAIR, 30, 30, {0: {"accuracy": 0.5}})
-    assert cells(final_table([bare])) == [["a", "post_agg", "50.00", "-", "-", "-"]]
-    assert in_words([bare]).count("; mean over clients;") == 1
+    assert cells(final_table([bare])) == [["a", "personal", "post_agg", "50.00", "-", "-"]]
+    assert ", mean over clients, every client alike" in in_words([bare])
 
 
-def test_another_round_than_the_last_is_named() -> None:
-    table = final_table([line("a", {0: 0.5}, done=12), line("b", {0: 0.4}, done=0), line("c", {0: 0.3})])
-    assert [row[1] for row in cells(table)] == ["post_agg, round 12", "post_agg, untrained", "post_agg"]
+def test_what_differs_between_rows_has_a_column() -> None:
+    lines = [line("a", {0: 0.5}, done=12), line("b", {0: 0.4, 1: 0.4}, done=0), line("c", {0: 0.3}, clients=7)]
+    table = final_table(lines)
+    assert headers(table)[4:] == ["round", "seeds", "client std", "worst decile"]
+    assert [row[4:6] for row in cells(table)] == [["12", "1"], ["0", "2"], ["30", "1"]]
+    words = in_words(lines)
+    assert words.startswith("After as many of 30 rounds as the table says: ")
+    assert "standard deviation over seeds" in words
+    assert "mean over 7 or 20 clients" in words
+
+
+def test_a_teacher_is_no_rival() -> None:
+    lines = [line("pfedkdh", {0: 0.9}, GLOBAL), line("pfedkdh", {0: 0.8})]
+    assert [row.style for row in final_table(lines).rows] == ["dim", ""]
+    assert "Teacher: pFedKDH's global model, a diagnostic" in in_words(lines)
+    assert "Teacher" not in in_words(lines[1:])
 
 
 def test_brackets_in_a_name_are_printed() -> None:
@@ -75,31 +95,28 @@ def test_brackets_in_a_name_are_printed() -> None:
 
 def test_words_below_a_table() -> None:
     expected = (
-        "Last round (30 of 30): accuracy of personal models on their own client's test images, "
-        "before local training (post_agg); mean over 20 clients (2 without test images left out)"
-        "; worst decile: mean of the lowest tenth."
+        "Last round (30 of 30): accuracy on each client's own test images (client test), mean over 20 clients (2 "
+        "without test images left out), every client alike (macro average); client std: standard deviation over "
+        "clients; worst decile: mean of the lowest tenth. Personal: the client's own model, before local training "
+        "(post_agg)."
     )
     assert in_words([line("a", {0: 0.5}, left_out=2)]) == expected
-    assert in_words([line("a", {0: 0.5}, GLOBAL, done=12)]) == (
-        "Latest evaluated round (12 of 30): accuracy of the global model on all test images."
+    assert in_words([line("a", {0: 0.5}, TOGETHER, done=12)]) == (
+        "Latest evaluated round (12 of 30): accuracy on all test images together (global test), every image alike "
+        "(micro average). Global: the one model of all clients, as aggregated (post_agg)."
     )
+    assert in_words([line("a", {0: 0.5}, done=0)]).startswith("Untrained (0 of 30 rounds): ")
 
 
 def test_words_say_when_only_a_sample_was_measured() -> None:
-    assert "mean over 20 clients, a fixed sample of the 3400;" in in_words([line("a", {0: 0.5}, of=3400)])
+    assert "mean over 20 clients, a fixed sample of the 3400," in in_words([line("a", {0: 0.5}, of=3400)])
     assert "fixed sample" not in in_words([line("a", {0: 0.5}, of=22, left_out=2)])
 
 
-def test_words_name_each_moment_and_the_seeds() -> None:
-    words = in_words(
-        [line("a", {0: 0.5, 1: 0.5}), line("a", {0: 0.6}, FAIR._replace(moment="post_adapt"), clients=1, done=3)]
-    )
-    for part in (
-        "or the one named",
-        "(post_agg) or after adaptation",
-        "1 or 20 clients",
-        "standard deviation over seeds",
-    ):
+def test_words_name_each_model_and_moment_and_the_seeds() -> None:
+    two = {0: 0.5, 1: 0.5}
+    words = in_words([line("a", two), line("a", two, EA), line("b", two, GLOBAL)])
+    for part in ("(post_agg) or after adaptation", "(post_adapt). Global:", "standard deviation over 2 seeds"):
         assert part in words
 
 
@@ -114,11 +131,10 @@ def test_one_difference_has_no_interval() -> None:
 
 
 def test_differences_are_paired_by_seed_and_moment() -> None:
-    adapt = FAIR._replace(moment="post_adapt")
     lines = [
         line("a", {0: 0.50, 1: 0.70, 2: 0.60}),
         line("b", {2: 0.63, 1: 0.72, 0: 0.51}),
-        line("b", {0: 0.60, 1: 0.80, 2: 0.70}, adapt),
+        line("b", {0: 0.60, 1: 0.80, 2: 0.70}, EA),
         line("c", {0: 0.60, 7: 0.80}),
         line("d", {0: 0.60, 1: 0.80}, done=12),
     ]
@@ -126,8 +142,22 @@ def test_differences_are_paired_by_seed_and_moment() -> None:
         ["b", "a", "+2.00", "-0.48 to +4.48", "3"],
         ["b (post_adapt)", "a", "+10.00", "+10.00 to +10.00", "3"],
     ]
-    adapted = line("a", {0: 0.5, 1: 0.6}, adapt)
+    adapted = line("a", {0: 0.5, 1: 0.6}, EA)
     assert cells(difference_table([*lines[:3], adapted], "a"))[1][1:3] == ["a (post_adapt)", "+15.00"]
+
+
+def test_differences_are_to_the_personal_models_of_the_first_or_else_to_its_global_model() -> None:
+    two = {0: 0.5, 1: 0.6}
+    per, avg = line("fedper", two), line("fedavg", two, GLOBAL)
+    ditto = [line("ditto", two, GLOBAL), line("ditto", two), line("ditto", two, FAIR._replace(variant="generic"))]
+    both = [avg, line("fedavg", two, EA)]
+
+    def pairs(lines: list[Line], first: str) -> list[list[str]]:
+        return [row[:2] for row in cells(difference_table(lines, first))]
+
+    assert pairs([*both, per], "fedper") == [["fedavg (global)", "fedper"], ["fedavg (post_adapt)", "fedper"]]
+    assert pairs([per, *both], "fedavg") == [["fedper", "fedavg (global)"]]
+    assert pairs([per, avg, *ditto], "ditto") == [["fedper", "ditto"], ["fedavg (global)", "ditto"]]
 
 
 def test_one_seed_has_no_differences() -> None:

@@ -268,8 +268,8 @@ class ServerContext(Context):
 
 def steps_an_epoch(n: int, batch: int) -> int:
     """Mini-batches in one epoch: a last one of a single sample is merged into the one before it."""
-    full, rest = divmod(n, batch)
-    return max(1, full + (rest > 1 or (rest == 1 and full == 0)))
+    count, last = -(-n // batch), n % batch or batch
+    return max(1, count - (last == 1))
 
 
 @dataclass

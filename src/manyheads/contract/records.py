@@ -21,6 +21,7 @@ from manyheads.contract.tree import Tree, same_bits
 Value = Tree | Tensor | int | float | Mapping[int, Tree]
 
 _FORMAT = 1
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError)
 
 
 class Record:
@@ -96,12 +97,18 @@ class Record:
         """
         try:
             size = int.from_bytes(data[:8], "little")
-            layout = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["manyheads"])["fields"]
-            arrays = safetensors.numpy.load(data)
-        except (KeyError, UnicodeDecodeError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+            about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["manyheads"])
+            if about["format"] != _FORMAT:
+                raise ValueError(f"format {about['format']!r}; this version reads {_FORMAT}")
+            tensors = {
+                key: torch.from_numpy(np.array(array)) for key, array in safetensors.numpy.load(data).items()
+            }
+            record = cls(**{name: _parse(name, kind, tensors) for name, kind in about["fields"].items()})
+            if strange := set(tensors) - set(record.tensors()):
+                raise ValueError(f"tensor {sorted(strange)[0]!r} belongs to no field")
+        except _DAMAGE as error:
             raise ValueError(f"damaged or foreign {cls.__name__}: {error}") from None
-        tensors = {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
-        return cls(**{name: _parse(name, kind, tensors) for name, kind in layout.items()})
+        return record
 
 
 class ServerState(Record):
@@ -135,7 +142,7 @@ def _settled(name: str, value: object) -> Value:
     if isinstance(value, Tensor):
         return value.detach().contiguous()
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
+        return int(value) if isinstance(value, int) else float(value)  # numpy's float64 is a float of another type
     if isinstance(value, Mapping) and all(isinstance(k, int) and isinstance(v, Tree) for k, v in value.items()):
         return {key: value[key].map(lambda t: t.detach().contiguous()) for key in sorted(value)}
     raise TypeError(
@@ -183,5 +190,5 @@ def _same(a: Value, b: Value) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return same_bits(a, b)
     if isinstance(a, int | float) and isinstance(b, int | float):
-        return type(a) is type(b) and (a == b or (a != a and b != b))
+        return repr(a) == repr(b)  # so that NaN equals NaN, and 0.0 differs from -0.0 and from 0
     return a == b

@@ -31,6 +31,7 @@ class Network:
         self._skeleton = copy.deepcopy(modules).eval()
         for _, owner, leaf in _slots(self._skeleton):
             _put(owner, leaf, getattr(owner, leaf).detach().to("meta"))
+        self._bare = {name for name, part in self._skeleton.items() if not part.state_dict()}  # in no tree
 
     def model(self, tree: Tree) -> Model:
         """``tree`` as a frozen model in eval mode. It may lack whole parts that are never called."""
@@ -42,7 +43,7 @@ class Network:
         Parts with a trained parameter are in train mode, except layers in them of which none is trained; the rest is in
         eval mode.
         """
-        present = {name.partition(".")[0] for name in tree}
+        present = {name.partition(".")[0] for name in tree} | self._bare
         modules = nn.ModuleDict({name: _twin(part, {}) for name, part in self._skeleton.items() if name in present})
         bound = Bound(modules, self.model)
         bound.load(tree)
@@ -71,7 +72,7 @@ class Bound:
 
     def fits(self, tree: Tree) -> bool:
         """Whether ``tree`` has the tensors that these modules hold, and no part more."""
-        return {name.partition(".")[0] for name in tree} == set(self.modules)
+        return {name.partition(".")[0] for name in tree} == {name.partition(".")[0] for name, _, _ in self._slots}
 
     def train(self, trained: Collection[str]) -> None:
         """Sets which parameters get gradients, and the modes that follow from it."""

@@ -21,8 +21,8 @@ def pad(rows: Tensor) -> Tensor:
 
 
 def chunks(rows: Tensor) -> Iterator[Tensor]:
-    """``rows`` in pieces of at most 512."""
-    return iter(torch.split(rows, CHUNK))
+    """``rows`` in pieces of at most 512; none where there are no rows."""
+    return iter(torch.split(rows, CHUNK) if len(rows) else ())
 
 
 class RowCache:

@@ -66,7 +66,10 @@ def _build_user(name: str, shape: Shape, classes: int, options: Mapping[str, Any
     except TypeError as error:
         called = f"shape=, classes= and the options {sorted(options)}"
         raise InputError(f"model.name = {name!r} cannot be called with {called}: {error}") from error
-    model = factory(shape=shape, classes=classes, **options)
+    try:
+        model = factory(shape=shape, classes=classes, **options)
+    except InputError as error:  # such as a head that the network does not have
+        raise InputError(f"model.name = {name!r}: {error}") from error
     if not isinstance(model, SplitModel):
         kind = type(model).__name__
         raise InputError(f"model.name = {name!r} returned {kind}: return SplitModel.from_module(network, head='fc')")

@@ -12,28 +12,29 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from manyheads.report.rows import GROUPS, Key, Row, Run, RunEntry, by_label, line_name, order
+from manyheads.report.rows import DATA, Key, Row, Run, RunEntry, by_label, is_teacher, line_name, order
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, without the yellow that white swallows.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "os^DvPX"
 _TITLES = {
-    ("personal", "client test"): (
-        "Personal models on their own client's test images",
-        "accuracy, mean over clients, %",
-    ),
-    ("global", "global test"): ("Global model on all test images", "accuracy, %"),
-    ("global", "client test"): ("Global model on each client's test images", "accuracy, mean over clients, %"),
+    "client test": ("Clients' own test images", "accuracy, mean over clients, %"),
+    "global test": ("Global models on all test images", "accuracy, %"),
 }
 _POINTS = 72 / 100  # of a pixel
+_HEIGHT = 620.0  # of a panel, about, in pixels
 
 
 class Curve(NamedTuple):
-    """One line of the picture: accuracies in per cent after ``done`` rounds, and the half width of the band."""
+    """One line of the picture: accuracies in per cent after ``done`` rounds, and the half width of the band.
+
+    The band is the standard deviation over ``seeds``, or over clients where that is 1.
+    """
 
     done: list[int]
     accuracy: list[float]
     band: list[float]
+    seeds: int
 
 
 class Drawn(NamedTuple):
@@ -43,11 +44,21 @@ class Drawn(NamedTuple):
     name: str
     key: Key
     curve: Curve
+    teacher: bool
 
     @property
     def color(self) -> str:
         """The colour of the label."""
         return COLORS[self.place % len(COLORS)]
+
+    @property
+    def style(self) -> str | tuple[float, tuple[float, float]]:
+        """How the line is drawn: what ``_legend`` explains."""
+        if self.key.variant:
+            return "-."
+        if self.key.model == "global":
+            return (0, (1, 1))
+        return "-" if self.key.moment == "post_agg" else (0, (4, 1.5))
 
 
 def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
@@ -69,17 +80,20 @@ def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") 
 def plot_runs(runs: Sequence[Run], path: Path, title: str = "") -> None:
     """Draws the runs of a folder, the seeds of a label as one line; see ``plot_curves``.
 
-    A band is one standard deviation: over seeds where there are several, else over clients.
+    On the left accuracy on clients' own test images, on the right that of global models on all test images. A band is
+    one standard deviation: over seeds where there are several, else over clients. Teachers have none.
     """
     groups = by_label(runs)
     keys = sorted({key for run in runs for key in run.headline}, key=order)
-    present = [group for group in GROUPS if any(key[:2] == group for key in keys)]
+    present = [data for data in DATA if any(key.data == data for key in keys)]
     figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=15, x=0.01, ha="left")
-    for (axes, pixels), group in zip(_panels(figure, len(present)), present, strict=True):
-        _panel(axes, groups, [key for key in keys if key[:2] == group], pixels)
-    figure.supxlabel(_legend(groups, keys), fontsize=12, x=0.01, ha="left")
+    # The clients' own images, which most come for, get the larger part.
+    grid = figure.add_gridspec(1, max(1, len(present)), width_ratios=(2, 1) if len(present) > 1 else None)
+    for place, data in enumerate(present):
+        _panel(figure.add_subplot(grid[place]), groups, [key for key in keys if key.data == data])
+    figure.supxlabel(_legend(groups, keys), fontsize=11, x=0.01, ha="left")
     save_figure(figure, path)
 
 
@@ -96,7 +110,7 @@ def curve(runs: Sequence[Run], key: Key) -> Curve | None:
         band = [stdev(of_seeds) for of_seeds in values]
     else:
         band = [100 * float(series[0][n].get("std") or 0) for n in done]
-    return Curve(done, [mean(of_seeds) for of_seeds in values], band)
+    return Curve(done, [mean(of_seeds) for of_seeds in values], band, len(series))
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -130,26 +144,21 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return [position + place * gap for place, position in enumerate(flat)]
 
 
-def _panels(figure: Figure, count: int) -> list[tuple[Axes, float]]:
-    """The panels, and about how many pixels high each is."""
-    if count == 3:  # the personal models, which most come for, get the larger part
-        grid = figure.add_gridspec(2, 2, width_ratios=(3, 2))
-        places = ((grid[:, 0], 620.0), (grid[0, 1], 260.0), (grid[1, 1], 260.0))
-        return [(figure.add_subplot(place), pixels) for place, pixels in places]
-    return [(figure.add_subplot(1, count, place + 1), 620.0) for place in range(count)]
-
-
-def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key], pixels: float) -> None:
+def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key]) -> None:
     drawn = []
     for place, (label, runs) in enumerate(groups.items()):
+        method = runs[0].entry.method
         for key in keys:
             found = curve(runs, key)
             if found:
-                drawn.append(Drawn(place, line_name(label, runs[0].entry.method, key), key, found))
+                drawn.append(Drawn(place, line_name(label, method, key), key, found, is_teacher(method, key)))
+    several = _seeds(groups) > 1
     for line in drawn:
-        # Seeds differ little, clients much: bands over clients soon cover everything, so more of them are paler.
-        _draw(axes, line, 0.15 if _seeds(groups) > 1 else min(0.15, 0.4 / len(drawn)))
-    title, quantity = _TITLES[keys[0].model, keys[0].data]
+        # Seeds differ little, clients much: bands over clients soon cover everything, so more of them are paler. Among
+        # bands over seeds, one over clients would be taken for one of them.
+        banded = not line.teacher and (line.curve.seeds > 1) == several
+        _draw(axes, line, banded * (0.15 if several else min(0.15, 0.4 / len(drawn))))
+    title, quantity = _TITLES[keys[0].data]
     axes.set_title(title, fontsize=13, loc="left")
     axes.set_xlabel("finished rounds", fontsize=12)
     axes.set_ylabel(quantity, fontsize=12)
@@ -161,33 +170,32 @@ def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key],
     axes.set_xlim(-0.01 * last, 1.01 * last)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high - 5), high)
-    _names(axes, sorted(drawn, key=lambda line: line.curve.accuracy[-1]), pixels)
+    _names(axes, sorted(drawn, key=lambda line: line.curve.accuracy[-1]))
 
 
 def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
-    done, accuracy, width = line.curve
+    done, accuracy, band, _ = line.curve
     marker = _MARKERS[(line.place + line.place // len(COLORS)) % len(_MARKERS)]
-    style = ":" if line.key.variant else "-" if line.key.moment == "post_agg" else (0, (4, 1.5))
-    (drawn,) = axes.plot(done, accuracy, color=line.color, linestyle=style, linewidth=2.2)
-    drawn.set(marker=marker, markersize=5, markevery=len(done) // 8 + 1)
-    if any(width):
-        low = [max(0.0, value - reach) for value, reach in zip(accuracy, width, strict=True)]
-        high = [min(100.0, value + reach) for value, reach in zip(accuracy, width, strict=True)]
+    width, pale = (1.0, 0.5) if line.teacher else (2.2, 1.0)
+    (drawn,) = axes.plot(done, accuracy, color=line.color, linestyle=line.style, linewidth=width, alpha=pale)
+    drawn.set(marker=marker, markersize=3 if line.teacher else 5, markevery=len(done) // 8 + 1)
+    if alpha and any(band):
+        low = [max(0.0, value - reach) for value, reach in zip(accuracy, band, strict=True)]
+        high = [min(100.0, value + reach) for value, reach in zip(accuracy, band, strict=True)]
         axes.fill_between(done, low, high, color=line.color, alpha=alpha, linewidth=0)
 
 
-def _names(axes: Axes, lines: Sequence[Drawn], pixels: float) -> None:
+def _names(axes: Axes, lines: Sequence[Drawn]) -> None:
     """Writes name and last value of each line, lowest first, beside its end: a legend that needs no looking up.
 
     Args:
         axes: The panel, its limits settled.
         lines: What was drawn, lowest end first.
-        pixels: The panel's height, about.
     """
     low, high = axes.get_ylim()
-    size = max(6.0, min(11.0, pixels / max(len(lines), 1) * 0.8 * _POINTS))
+    size = max(6.0, min(11.0, _HEIGHT / max(len(lines), 1) * 0.8 * _POINTS))
     ends = [(line.curve.accuracy[-1] - low) / (high - low) for line in lines]
-    for line, end, height in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / pixels), strict=True):
+    for line, end, height in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / _HEIGHT), strict=True):
         axes.annotate(
             f"{line.curve.accuracy[-1]:.1f}  {line.name}",
             xy=(1.0, end),
@@ -210,15 +218,20 @@ def _names(axes: Axes, lines: Sequence[Drawn], pixels: float) -> None:
 
 
 def _legend(groups: Mapping[str, Sequence[Run]], keys: Sequence[Key]) -> str:
-    parts = ["solid: before local training"]
+    parts = []
+    if any((key.model, key.moment) == ("personal", "post_agg") for key in keys):
+        parts.append("solid: personal models before local training")
     if any(key.moment == "post_adapt" for key in keys):
         parts.append("dashed: after adaptation to own train images")
+    if any(key.model == "global" for key in keys):
+        parts.append("dotted: global model")
     if any(key.variant for key in keys):
-        parts.append("dotted: a named variant")
+        parts.append("dash-dotted: a named variant")
+    if any(is_teacher(runs[0].entry.method, key) for runs in groups.values() for key in runs[0].headline):
+        parts.append("thin: teacher, a diagnostic")
     seeds = _seeds(groups)
     spread_over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "standard deviation over clients"
-    parts.append(f"{'line and band' if seeds > 1 else 'band'}: {spread_over}")
-    return ";  ".join(parts)
+    return ";  ".join(parts) + f"\n{'line and band' if seeds > 1 else 'band'}: {spread_over}"
 
 
 def _seeds(groups: Mapping[str, Sequence[Run]]) -> int:

@@ -40,12 +40,13 @@ class Key(NamedTuple):
     variant: str = ""
 
     @property
-    def group(self) -> tuple[str, str, str]:
-        """Numbers of one group may stand under each other: (model, data, average)."""
-        return self.model, self.data, self.average
+    def group(self) -> tuple[str, str]:
+        """Numbers of one group may stand under each other: (data, average)."""
+        return self.data, self.average
 
 
-GROUPS = (("personal", "client test"), ("global", "global test"), ("global", "client test"))
+DATA = ("client test", "global test")
+MODELS = ("personal", "global")
 MOMENTS = ("post_agg", "post_adapt")
 
 
@@ -97,13 +98,14 @@ class Line:
     """One number of the final table, over the seeds that got furthest.
 
     Attributes:
-        name: What to print, such as ``"pfedkdh (EA)"`` or ``"fedper (post_adapt)"``.
-        short: The same for where the moment stands beside it: ``"pfedkdh (EA)"``, ``"fedper"``.
+        name: What to print, such as ``"pfedkdh (EA)"``, ``"fedper (post_adapt)"`` or ``"fedavg (global)"``.
+        short: The same for where model and moment stand beside it: ``"pfedkdh (EA)"``, ``"fedper"``, ``"fedavg"``.
         label: The run's label.
         key: Which number it is.
         done: The rounds after which it was measured.
         planned: The rounds that the configuration asks for.
         metrics: Seed to metric, without seeds that stopped earlier: numbers of other rounds must not be averaged.
+        teacher: Whether it is a diagnostic; see ``is_teacher``.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Line:
     done: int
     planned: int
     metrics: Mapping[int, Metric]
+    teacher: bool = False
 
     @property
     def accuracies(self) -> dict[int, float]:
@@ -122,24 +125,37 @@ class Line:
 
 def is_headline(key: Key) -> bool:
     """Whether a number belongs in the final table: after aggregation, or adapted; over clients the macro average."""
-    moment = key.moment == "post_agg" or (key.moment == "post_adapt" and key.model == "personal")
-    return moment and (key.model, key.data) in GROUPS and (key.data == "global test" or key.average == "macro")
+    if key.data == "global test":
+        return key.model == "global" and key.moment == "post_agg"
+    moments = MOMENTS if key.model == "personal" else MOMENTS[:1]
+    return key.data == "client test" and key.average == "macro" and key.model in MODELS and key.moment in moments
 
 
-def order(key: Key) -> tuple[int, str, str, int]:
-    """Sorts keys: personal before global, plain before variants, before adaptation before after it."""
-    return GROUPS.index((key.model, key.data)), key.average, key.variant, MOMENTS.index(key.moment)
+def is_teacher(method: str, key: Key) -> bool:
+    """Whether a number is no answer of its method: pFedKDH's global model only teaches the personal ones."""
+    return method == "pfedkdh" and key.model == "global"
 
 
-def line_name(label: str, method: str, key: Key, moment: bool = True) -> str:
-    """The name of a number: the label, with its variant, and with its moment unless that is post_agg.
+def order(key: Key) -> tuple[int, str, int, str, int]:
+    """Sorts keys: clients' images first, personal before global, plain before variants, adapted models last."""
+    return DATA.index(key.data), key.average, MODELS.index(key.model), key.variant, MOMENTS.index(key.moment)
 
-    The paper of pFedKDH has names for its two personal rows, Fair and EA, which are used even without ``moment``.
+
+def line_name(label: str, method: str, key: Key, full: bool = True) -> str:
+    """The name of a number: the label with its variant and, in ``full``, what sets it apart from other lines.
+
+    That is "global" among the personal models, and the moment unless it is post_agg. pFedKDH has names of its own for
+    its numbers, which are used in either case: Fair and EA, from its paper, and teacher.
     """
-    when = key.moment if moment and key.moment != "post_agg" else ""
-    if method == "pfedkdh" and key.model == "personal":
-        when = {"post_agg": "Fair", "post_adapt": "EA"}[key.moment]
-    extra = ", ".join(part for part in (key.variant, when) if part)
+    parts = [key.variant]
+    if is_teacher(method, key):
+        parts.append("teacher")
+    elif method == "pfedkdh":
+        parts.append({"post_agg": "Fair", "post_adapt": "EA"}[key.moment])
+    elif full:
+        parts.append("global" if (key.model, key.data) == ("global", "client test") else "")
+        parts.append(key.moment if key.moment != "post_agg" else "")
+    extra = ", ".join(part for part in parts if part)
     return f"{label} ({extra})" if extra else label
 
 
@@ -159,8 +175,9 @@ def final_lines(runs: Iterable[Run]) -> list[Line]:
             series = {run.entry.seed: run.headline[key] for run in group if key in run.headline}
             done = max(max(rounds) for rounds in series.values())
             metrics = {seed: rounds[done] for seed, rounds in series.items() if done in rounds}
-            name, short = (line_name(label, group[0].entry.method, key, moment) for moment in (True, False))
-            lines.append(Line(name, short, label, key, done, group[0].planned, metrics))
+            method, planned = group[0].entry.method, group[0].planned
+            name, short = (line_name(label, method, key, full) for full in (True, False))
+            lines.append(Line(name, short, label, key, done, planned, metrics, is_teacher(method, key)))
     return lines
 
 

@@ -9,67 +9,77 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.report.rows import Line, Metric, Row, Run, by_label
+from manyheads.report.rows import Line, Metric, Row, Run, by_label, order
 
-_WHOSE = {
-    ("personal", "client test"): "personal models on their own client's test images",
-    ("global", "client test"): "the global model on each client's test images",
-    ("global", "global test"): "the global model on all test images",
+_DATA = {
+    "client test": ("clients' own test images", "each client's own test images"),
+    "global test": ("all test images", "all test images together"),
 }
 _MOMENT = {"post_agg": "before local training", "post_adapt": "after adaptation to the client's own train images"}
 
 
 def final_table(lines: Sequence[Line]) -> Table:
-    """Accuracy, in per cent, of lines that share model, data and average, the highest first.
+    """Accuracy, in per cent, of lines that share data and average, the highest first.
 
-    With several seeds: mean ± standard deviation over seeds. The spread over clients is the mean over seeds.
+    With several seeds: mean ± standard deviation over seeds. The spread over clients is the mean over seeds. What is
+    the same in all rows stands in the sentence below, not in a column.
 
     Args:
         lines: Lines of one group (see ``Key.group``), at least one.
     """
-    model, data, average = lines[0].key.group
-    seeds = len({seed for line in lines for seed in line.metrics}) > 1
+    data, average = lines[0].key.group
     clients = data == "client test"
-    # Over all test images there is one average only, and "micro" would say nothing to most readers.
-    table = _table(f"{model} model, {data}" + (f", {average} average" if clients else ""))
-    _columns(table, "method", "moment", "accuracy %", *(["seeds"] if seeds else []))
-    if clients:
-        _columns(table, "std over\nclients", "worst\ndecile", "clients", words=0)
+    rounds, seeds = not _same_round(lines), len({len(line.metrics) for line in lines}) > 1
+    table = _table(f"{_DATA[data][0]}, {average} average")
+    _columns(table, "method", "model", "moment", "accuracy %", *["round"] * rounds, *["seeds"] * seeds, words=3)
+    _columns(table, *["client\nstd", "worst\ndecile"] * clients, words=0)
     for line in sorted(lines, key=lambda line: -mean(line.accuracies.values())):
-        moment = line.key.moment if line.done == line.planned else f"{line.key.moment}, {_round(line.done)}"
-        cells = [line.short, moment, plus_minus(list(line.accuracies.values()))]
-        cells += [str(len(line.metrics))] if seeds else []
-        cells += [_percent(line, "std"), _percent(line, "worst_decile"), _clients(line)] if clients else []
-        _row(table, cells)
+        cells = [line.short, line.key.model, line.key.moment, plus_minus(list(line.accuracies.values()))]
+        cells += [str(line.done)] * rounds + [str(len(line.metrics))] * seeds
+        cells += [_percent(line, "std"), _percent(line, "worst_decile")] * clients
+        _row(table, cells, style="dim" if line.teacher else "")
     return table
 
 
 def in_words(lines: Sequence[Line]) -> str:
-    """Says in a sentence what the numbers of ``final_table(lines)`` are."""
-    model, data, _ = lines[0].key.group
-    sentence = f"{_when(lines)}: accuracy of {_WHOSE[model, data]}"
-    if model == "personal":
-        moments = [moment for moment in _MOMENT if any(line.key.moment == moment for line in lines)]
-        sentence += ", " + " or ".join(f"{_MOMENT[moment]} ({moment})" for moment in moments)
+    """Says in words what the numbers of ``final_table(lines)`` are."""
+    data, average = lines[0].key.group
+    said = f"{_when(lines)}: accuracy on {_DATA[data][1]} ({data}), "
     if data == "client test":
-        sentence += f"; mean over {_who([metric for line in lines for metric in line.metrics.values()])}"
-        sentence += "; worst decile: mean of the lowest tenth"
-    if any(len(line.metrics) > 1 for line in lines):
-        sentence += "; mean ± standard deviation over seeds"
-    return sentence + "."
+        said += f"mean over {_who([metric for line in lines for metric in line.metrics.values()])}, every client alike "
+        said += f"({average} average); client std: standard deviation over clients; worst decile: mean of the lowest "
+        said += "tenth"
+    else:
+        said += f"every image alike ({average} average)"
+    seeds = sorted({len(line.metrics) for line in lines})
+    if seeds[-1] > 1:
+        said += f"; mean ± standard deviation over {f'{seeds[0]} ' * (len(seeds) == 1)}seeds"
+    personal = {line.key.moment for line in lines if line.key.model == "personal"}
+    moments = [f"{words} ({name})" for name, words in _MOMENT.items() if name in personal]
+    if moments:
+        said += ". Personal: the client's own model, " + " or ".join(moments)
+    if any(line.key.model == "global" for line in lines):
+        said += ". Global: the one model of all clients, as aggregated (post_agg)"
+    if any(line.teacher for line in lines):
+        said += ". Teacher: pFedKDH's global model, a diagnostic: clients learn from it, but answer with their own"
+    return said + "."
 
 
 def difference_table(lines: Sequence[Line], first: str) -> Table | None:
     """Paired differences to the label ``first``, with a 95 % t interval; None where fewer than two seeds are in common.
 
-    A line is compared with the line of ``first`` of the same moment, or with its post_agg line. Only lines that were
-    measured after the same number of rounds are compared.
+    A line is compared with the line of ``first`` of the same moment, or with its post_agg line; with that of its
+    personal models, or else with that of its global model. Only lines that were measured after the same number of
+    rounds are compared.
 
     Args:
         lines: Lines of one group (see ``Key.group``).
         first: The label to compare with.
     """
-    table = _table("difference, percentage points, paired by seed")
+    title = "difference, percentage points, paired by seed"
+    if any(line.key.model == "personal" for line in lines):
+        title += "\n(personal models before local training, unless named otherwise)"
+    table = _table(title)
     _columns(table, "method", "minus", "difference", "95 % interval", "seeds")
     for line in lines:
         other = _reference(line, lines, first)
@@ -141,9 +151,9 @@ def plus_minus(values: Sequence[float]) -> str:
 def _reference(line: Line, lines: Sequence[Line], first: str) -> Line | None:
     comparable = [other for other in lines if other.label == first != line.label and other.done == line.done]
     for moment in (line.key.moment, "post_agg"):
-        for other in comparable:
-            if other.key.moment == moment:
-                return other
+        at_moment = [other for other in comparable if other.key.moment == moment]
+        if at_moment:
+            return min(at_moment, key=lambda other: order(other.key))
     return None
 
 
@@ -157,21 +167,17 @@ def _who(metrics: Sequence[Metric]) -> str:
     return words + (f", a fixed sample of the {whole}" if sampled else "")
 
 
+def _same_round(lines: Sequence[Line]) -> bool:
+    return len({(line.done, line.planned) for line in lines}) == 1
+
+
 def _when(lines: Sequence[Line]) -> str:
-    done = {(line.done, line.planned) for line in lines}
-    if len(done) == 1:
-        (rounds, planned), *_ = done
-        return f"{'Last' if rounds == planned else 'Latest evaluated'} round ({rounds} of {planned})"
-    return f"Last round ({max(line.planned for line in lines)}) or the one named"
-
-
-def _round(done: int) -> str:
-    return f"round {done}" if done else "untrained"
-
-
-def _clients(line: Line) -> str:
-    counts = sorted({metric["clients"] for metric in line.metrics.values() if "clients" in metric})
-    return " or ".join(map(str, counts)) or "-"
+    done, planned = lines[0].done, max(line.planned for line in lines)
+    if not _same_round(lines):
+        return f"After as many of {planned} rounds as the table says"
+    if not done:
+        return f"Untrained (0 of {planned} rounds)"
+    return f"{'Last' if done == planned else 'Latest evaluated'} round ({done} of {planned})"
 
 
 def _percent(line: Line, name: str) -> str:
@@ -192,11 +198,12 @@ def _table(title: str) -> Table:
 
 def _columns(table: Table, *names: str, words: int = 2) -> None:
     for place, name in enumerate(names):
-        # Only names may wrap: a number broken over two lines is a wrong number.
+        # Only names may wrap: a number broken over two lines is a wrong number. A long name is broken, not cut.
         number = place >= words
-        table.add_column(name, justify="right" if number else "left", no_wrap=number or name == "moment")
+        whole = number or name in ("model", "moment")
+        table.add_column(name, justify="right" if number else "left", no_wrap=whole, overflow="fold")
 
 
-def _row(table: Table, cells: Iterable[str]) -> None:
+def _row(table: Table, cells: Iterable[str], style: str = "") -> None:
     # Text, not str: names may hold square brackets, which rich would take for markup.
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(cell) for cell in cells), style=style)

@@ -94,9 +94,15 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Durably make a folder and the folders above it; nothing happens where it is there already."""
+    """Durably make a folder and the folders above it; nothing happens where it is there already.
+
+    Raises:
+        NotADirectoryError: there is a file of this name, or of a folder above it.
+    """
     if path.is_dir():
         return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_folder(path.parent)
     with _marked("make_folder", path):
         path.mkdir(exist_ok=True)

@@ -1,0 +1,62 @@
+import pytest
+import toys
+import torch
+
+from manyheads.contract import Batch
+from manyheads.contract.data import Pixels
+
+
+def batch(y, mask=None, **extra):
+    n = len(y)
+    return Batch(torch.zeros(n, 1, 1, 1), torch.tensor(y), torch.arange(n), extra, mask)
+
+
+def test_a_mean_runs_over_real_samples():
+    values = torch.tensor([1.0, 2.0, 9.0])
+    assert batch([0, 0, 0]).mean(values).item() == 4.0
+    assert batch([0, 0, 0], mask=torch.tensor([1.0, 1.0, 0.0])).mean(values).item() == 1.5
+
+
+def test_columns_and_constants_are_read_by_name():
+    b = batch([0, 1], anchors=torch.eye(2))
+    assert b.anchors.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(AttributeError, match=r"the batch has no 'teacher'; it has x, y, anchors"):
+        _ = b.teacher
+
+
+def test_replace_leaves_the_batch_alone():
+    b = batch([0, 1], soft=torch.zeros(2))
+    other = b.replace(x=b.x + 1, soft=torch.ones(2))
+    assert (b.x.sum().item(), b.soft.sum().item()) == (0.0, 0.0)
+    assert (other.x.sum().item(), other.soft.sum().item()) == (2.0, 2.0)
+    assert other.y is b.y
+
+
+def test_views_leave_the_data_alone():
+    data = toys.data([1, 2, 3])
+    more = data.with_(soft=torch.ones(3)).given(scale=2.0).map(lambda b, generator: b)
+    assert (dict(data.columns), dict(data.constants), data.maps) == ({}, {}, ())
+    assert (set(more.columns), dict(more.constants), len(more.maps)) == ({"soft"}, {"scale": 2.0}, 1)
+    assert more.x(torch.tensor([2, 0])).flatten().tolist() == [3.0, 1.0]
+
+
+def test_a_column_has_a_value_for_each_sample():
+    with pytest.raises(ValueError, match=r"column 'soft' has 2 values for 3 samples"):
+        toys.data([1, 2, 3]).with_(soft=torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["x", "y", "rows", "mask", "mean", "soft", "scale"])
+def test_names_are_taken_once(name):
+    data = toys.data([1, 2]).with_(soft=torch.ones(2)).given(scale=2.0)
+    for add in (lambda: data.with_(**{name: torch.ones(2)}), lambda: data.given(**{name: 1.0})):
+        with pytest.raises(ValueError, match=f"has '{name}' already"):
+            add()
+
+
+def test_pixels_are_normalised_per_channel():
+    images = torch.zeros(2, 1, 1, 2, dtype=torch.uint8)
+    images[1, 0, 0] = torch.tensor([255, 51])
+    x = Pixels(images, mean=(0.5, 0.0), std=(0.25, 0.1))(torch.tensor([1, 0]))
+    assert x.shape == (2, 2, 1, 1)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(x.flatten(1), torch.tensor([[2.0, 2.0], [-2.0, 0.0]]))

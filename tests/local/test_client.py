@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import methods
+import pytest
+import toys
+
+from manyheads.algorithms.fedper import FedPer
+from manyheads.algorithms.pfedkdh import PFedKDH
+from manyheads.contract import Part, PrivateState, Upload
+from manyheads.local.client import ClientRoom, Task
+
+
+def first_task(stage, client):
+    ctx = stage.server(0)
+    server = stage.algorithm.init_server(ctx)
+    return Task(client, 0, stage.algorithm.broadcast(server, client, ctx), None)
+
+
+def test_a_round_splits_the_model():
+    stage = toys.setting(FedPer())
+    task = first_task(stage, 0)
+    reply = ClientRoom(stage).update(task, test=True)
+    upload = Upload.from_bytes(reply.upload)
+    ctx = stage.client(0, 0)
+    whole = ctx.fit(ctx.initial, FedPer().loss, stage.parties.train(0))
+    assert upload.model == ctx.take(whole, Part.BACKBONE)
+    assert upload.weight == 40.0
+    assert reply.private.model == ctx.take(whole, Part.HEAD)
+    assert set(reply.correct) == {("", "post_local")}
+    assert set(reply.loss) == {"ce"}
+    assert reply.error == ""
+
+
+def test_a_round_may_go_untested():
+    stage = toys.setting(FedPer())
+    tested, untested = (ClientRoom(stage).update(first_task(stage, 3), test=test) for test in (True, False))
+    assert untested.correct == {}
+    assert replace(untested, correct=tested.correct) == tested
+
+
+def test_a_test_changes_nothing():
+    stage = toys.setting(PFedKDH())
+    task = first_task(stage, 2)
+    room = ClientRoom(stage)
+    private = PrivateState(model=stage.client(0, 2).take(stage.network.initial, Part.HEAD))
+    task = replace(task, private=private)
+    before = task.received.to_bytes(), private.to_bytes(), stage.network.initial.clone()
+    first = room.evaluate(task, adapt=True)
+    assert (task.received.to_bytes(), private.to_bytes(), stage.network.initial) == before
+    assert set(first) == {("", "post_agg"), ("", "post_adapt")}
+    assert room.evaluate(task, adapt=True) == first
+    assert set(room.evaluate(task, adapt=False)) == {("", "post_agg")}
+
+
+def test_what_goes_wrong_in_training_is_a_reply():
+    stage = toys.setting(FedPer(), train__lr=1e30)
+    reply = ClientRoom(stage).update(first_task(stage, 0), test=True)
+    assert "round 0, client 0: loss term 'ce'" in reply.error
+    assert reply.upload == b""
+
+
+@pytest.mark.parametrize("variant", ["head", "zero"])
+def test_variants_are_measured_apart(variant):
+    stage = toys.setting(methods.TwoAnswers())
+    reply = ClientRoom(stage).update(first_task(stage, 0), test=True)
+    expected = int((stage.parties.test.y[stage.parties.test_rows(0)] == 0).sum())
+    assert set(reply.correct) == {("head", "post_local"), ("zero", "post_local")}
+    assert reply.correct["zero", "post_local"] == expected

@@ -1,0 +1,52 @@
+import toys
+import torch
+
+from manyheads.local.rows import CachedPart, RowCache, chunks, pad
+
+
+def test_padding_repeats_the_first_row():
+    assert pad(torch.arange(64)).tolist() == list(range(64))
+    assert pad(torch.tensor([5, 6])).tolist() == [5, 6] + [5] * 62
+    assert len(pad(torch.arange(65))) == 128
+
+
+def test_chunks():
+    assert [len(piece) for piece in chunks(torch.arange(1030))] == [512, 512, 6]
+    assert list(chunks(torch.arange(0))) == []
+
+
+def test_each_row_is_computed_once():
+    asked = []
+
+    def fn(x):
+        asked.append(len(x))
+        return x.flatten(1) * 2
+
+    cache = RowCache(fn, toys.data(range(200)))
+    assert cache(torch.tensor([3, 1])).flatten().tolist() == [6.0, 2.0]
+    assert cache(torch.tensor([1, 3, 199])).flatten().tolist() == [2.0, 6.0, 398.0]
+    assert cache(torch.tensor([199, 1])).flatten().tolist() == [398.0, 2.0]
+    assert asked == [64, 64]
+    ahead = RowCache(fn, toys.data(range(200)), torch.arange(100))
+    assert ahead(torch.tensor([99])).item() == 198.0
+    assert ahead(torch.tensor([0])).item() == 0.0
+    assert asked == [64, 64, 128]
+
+
+def test_grouping_rows_differently_changes_no_bit():
+    stage = toys.setting()
+    ctx, data = stage.client(0, 0), stage.parties.train(0)
+    bound = ctx.model(ctx.initial)
+    whole = ctx.features(bound, data)
+    by_one = RowCache(bound.backbone, data)
+    assert torch.equal(torch.cat([by_one(torch.tensor([i])) for i in range(len(data))]), whole)
+
+
+def test_a_cached_part_answers_for_its_own_batch_only():
+    data = toys.data(range(10))
+    part = CachedPart(lambda x: x.flatten(1), RowCache(lambda x: x.flatten(1) + 100, data))
+    x, rows = data.x(torch.tensor([4])), torch.tensor([4])
+    assert part(x).item() == 4.0
+    part.current = (x, rows)
+    assert part(x).item() == 104.0
+    assert part(x.clone()).item() == 4.0

@@ -1,0 +1,53 @@
+import toys
+import torch
+
+from manyheads.contract import Predictor
+from manyheads.local import testing
+
+
+def plain(stage, tree, rows):
+    """The same answers, computed the long way."""
+    m = stage.network.model(tree)
+    test = stage.parties.test
+    return stage.algorithm.logits(m, test.x(rows)).argmax(dim=1) == test.y[rows]
+
+
+def test_answers_are_those_of_the_network():
+    stage = toys.setting()
+    tester = testing.Tester(stage.network, stage.parties.test)
+    ctx = stage.client(0, 0)
+    trees = [ctx.initial, ctx.fit(ctx.initial, stage.algorithm.loss, stage.parties.train(0), epochs=8)]
+    answers = []
+    for tree in (*trees, trees[0]):
+        right = tester.right(Predictor(tree, stage.algorithm.logits), torch.arange(tester.size))
+        assert torch.equal(right, plain(stage, tree, torch.arange(tester.size)))
+        answers.append(right)
+    assert torch.equal(answers[0], answers[2])
+    assert not torch.equal(answers[0], answers[1])
+
+
+def test_many_heads_on_one_backbone_run_it_once():
+    stage = toys.setting()
+    tester = testing.Tester(stage.network, stage.parties.test)
+    passes = []
+
+    def logits(m, x):
+        z = m.backbone(x)
+        passes.append(z)
+        return m.head(z)
+
+    initial = stage.network.initial
+    for factor in (1.0, -1.0, 0.5):
+        head = initial.part("head") * factor
+        tree = initial.replace(head=head)
+        rows = torch.arange(8)
+        assert torch.equal(tester.right(Predictor(tree, logits), rows), plain(stage, tree, rows))
+    _, cache = tester._remembered["backbone"]
+    assert int(cache._done.sum()) == 8
+
+
+def test_nothing_is_asked_of_a_client_without_test_images():
+    stage = toys.setting()
+    tester = testing.Tester(stage.network, stage.parties.test)
+    right = tester.right(Predictor(stage.network.initial, stage.algorithm.logits), stage.parties.test_rows(4))
+    assert right.shape == (0,)
