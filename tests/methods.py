@@ -1,8 +1,7 @@
 """Methods that only tests need: each uses something of the contract that no shipped method uses."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,11 +13,9 @@ from manyheads.contract import (
     Algorithm,
     Part,
     Predictor,
-    PrivateState,
     ServerState,
     Stage,
     Tree,
-    Update,
 )
 
 
@@ -150,7 +147,7 @@ class HeadUp(FedAvg):
     """The backbone comes down, the head goes up."""
 
     shared = Part.BACKBONE
-    sends = {"model": Part.HEAD}
+    sends: ClassVar = {"model": Part.HEAD}
 
 
 @dataclass(frozen=True)
@@ -219,10 +216,3 @@ class Sends(FedPer):
     def local_update(self, received, private, data, ctx):
         update = super().local_update(received, private, data, ctx)
         return replace(update, upload=self.more(update, ctx))
-
-
-def only_private(private: Mapping[int, PrivateState]) -> dict[int, Tree]:
-    """What clients keep of the model."""
-    return {client: state.model for client, state in private.items()}
-
-

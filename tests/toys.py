@@ -1,7 +1,8 @@
-"""A tiny federation: four classes of 8x8 images and six clients, one of which has three images and one no test image."""
+"""A tiny federation: four classes of 8x8 images, and six clients; one has three images, another no test image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def partition(sizes: Sequence[int] = SIZES, tests: Sequence[int] = TESTS, auxili
         pool = [i for i in pool if i not in mine]
         train.append(np.array(sorted(mine), np.int64))
     cuts = np.cumsum((0, *tests))
-    test = [np.arange(a, b, dtype=np.int64) for a, b in zip(cuts, cuts[1:], strict=False)]
+    test = [np.arange(a, b, dtype=np.int64) for a, b in pairwise(cuts)]
     nothing = np.zeros(0, np.int64)
     ds = np.arange(160 - auxiliary, 160, dtype=np.int64)
     return Partition(tuple(train), tuple(nothing for _ in sizes), tuple(test), ds, "toy")

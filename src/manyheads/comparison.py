@@ -77,11 +77,13 @@ def resume_comparison(
     """Goes on with a comparison: finished runs are read, one that was stopped goes on, the others start."""
     if not is_comparison(folder):
         raise InputError(f"{folder} holds no comparison: there is no {_PLAN} in it")
-    plan = tomllib.loads((folder / _PLAN).read_text("utf-8"))
+    try:
+        plan = tomllib.loads((folder / _PLAN).read_text("utf-8"))
+        methods, seeds = plan["methods"], plan["seeds"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{folder / _PLAN} is damaged: {' '.join(str(error).split())}") from None
     config = Config.load(folder / _BASE)
-    return _run(
-        list(_entries(config, plan["methods"], plan["seeds"])), folder, on_event, dataset or load_dataset(config)
-    )
+    return _run(list(_entries(config, methods, seeds)), folder, on_event, dataset or load_dataset(config))
 
 
 def _entries(config: Config, methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Entry]:

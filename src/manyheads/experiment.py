@@ -95,7 +95,7 @@ class Experiment:
         self.partition = partition or _partition(config, self.dataset)
         self.federation = Federation(self.dataset, self.partition)
         self.algorithm = algorithm or registry.load(config.algorithm.name)(**config.algorithm.options)
-        self.cohorts = [sorted(members) for members in cohorts] if cohorts is not None else None
+        self.cohorts = self._checked(cohorts) if cohorts is not None else None
         self._model: Callable[[], SplitModel] = model or self._build
 
     def run(self, folder: Path | None = None, on_event: OnEvent | None = None, label: str = "") -> Result:
@@ -221,6 +221,16 @@ class Experiment:
         if moment.main and self.cohorts is not None:
             return self.cohorts[moment.round]
         return cohort(self.config.run.seed, moment.round, self.federation.clients, self.config.train.participation)
+
+    def _checked(self, cohorts: Sequence[Sequence[int]]) -> list[list[int]]:
+        rounds, clients = self.algorithm.stages(self.config.train.rounds)[-1].rounds, self.federation.clients
+        if len(cohorts) < rounds:
+            raise InputError(f"cohorts: {len(cohorts)} rounds are given, but {rounds} are run (train.rounds)")
+        for round, members in enumerate(cohorts):
+            for client in members:
+                if not 0 <= client < clients or members.count(client) > 1:
+                    raise InputError(f"cohorts: client {client} of round {round} must be in 0..{clients - 1}, and once")
+        return [sorted(members) for members in cohorts]
 
     def _build(self) -> SplitModel:
         model = self.config.model

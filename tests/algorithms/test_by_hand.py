@@ -1,15 +1,15 @@
 """One round on a network of three numbers, two clients and three images, against formulas written out here.
 
-The backbone is z = theta x, the head gives the logits (phi_0 z, phi_1 z). Client 0 has the images 1 and 2 with labels 0 and 1, client 1
-the image 3 with label 1, the server the image 4 with label 0.
+The backbone is z = theta x, the head gives the logits (phi_0 z, phi_1 z). Client 0 has the images 1 and 2 with labels 0
+and 1, client 1 the image 3 with label 1, the server the image 4 with label 0.
 """
 
 import math
 
 import numpy as np
 import pytest
-import toys
 import torch
+import toys
 from torch import nn
 
 from manyheads.algorithms.fedavg import FedAvg

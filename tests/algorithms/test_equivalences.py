@@ -1,4 +1,4 @@
-"""Methods that must be each other bit for bit: three rounds, dropout on, all clients or half of them, one of them with three images."""
+"""Methods that must be each other bit for bit: three rounds with dropout, of all clients or of half of them."""
 
 from functools import cache
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import methods
 import numpy as np
 import pytest
-import toys
 import torch
+import toys
 
 from manyheads.algorithms import registry
 from manyheads.algorithms.fedper import FedPer
@@ -94,7 +94,11 @@ def wider(update, ctx):
 
 @pytest.mark.parametrize(
     ("more", "named"),
-    [(secret_head, "'secret_head'"), (hidden_in_the_model, r"'head\.bias'"), (wider, r"'backbone\.fc\.bias' is \[12\]")],
+    [
+        (secret_head, "'secret_head'"),
+        (hidden_in_the_model, r"'head\.bias'"),
+        (wider, r"'backbone\.fc\.bias' is \[12\]"),
+    ],
 )
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_method_that_sends_more_is_refused(more, named, engine, overheard):

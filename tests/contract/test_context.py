@@ -1,8 +1,8 @@
 import math
 
 import pytest
-import toys
 import torch
+import toys
 from torch import nn
 
 from manyheads.contract import ClientContext, Part, ServerContext, Tree, Upload
@@ -27,16 +27,17 @@ def upload(w, weight, mean=0.0, count=0, **more):
     return Upload(model=tree, weight=weight, **more)
 
 
-def test_average_by_hand(server):
-    # two clients, three numbers each: (3 * 1 + 1 * 5) / 4, ...; the float buffer likewise, the counter takes the maximum
-    uploads = {0: upload([1.0, 2.0, -4.0], 3.0, mean=8.0, count=7), 5: upload([5.0, 2.0, 4.0], 1.0, mean=0.0, count=3)}
+@pytest.mark.parametrize("counts", [(7, 3), (3, 7)])
+def test_average_by_hand(server, counts):
+    # two clients with three numbers: (3 * 1 + 1 * 5) / 4, ...; the float buffer likewise, the counter takes the maximum
+    uploads = {
+        0: upload([1.0, 2.0, -4.0], 3.0, mean=8.0, count=counts[0]),
+        5: upload([5.0, 2.0, 4.0], 1.0, mean=0.0, count=counts[1]),
+    }
     mean = server.average(uploads)
     assert list(mean) == ["model"]
-    assert {k: v.tolist() for k, v in mean.model.items()} == {
-        "w": [2.0, 2.0, -2.0],
-        "bn.running_mean": 6.0,
-        "bn.count": 7,
-    }
+    values = {name: tensor.tolist() for name, tensor in mean.model.items()}
+    assert values == {"w": [2.0, 2.0, -2.0], "bn.running_mean": 6.0, "bn.count": 7}
     assert mean.model["bn.count"].dtype == torch.int64
     assert mean.model["w"].dtype == torch.float32
 

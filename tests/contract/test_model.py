@@ -1,6 +1,6 @@
 import pytest
-import toys
 import torch
+import toys
 
 from manyheads.contract import Part
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import struct
@@ -92,10 +93,8 @@ def test_a_changed_byte_gives_a_value_error_or_another_record(fields, data):
     whole = bytearray(ServerState(**fields).to_bytes())
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
-    try:
-        ServerState.from_bytes(bytes(whole))
-    except ValueError as error:
-        assert "ServerState" in str(error)  # anything else would not be understood as damage
+    with contextlib.suppress(ValueError):  # anything else would not be understood as damage
+        assert isinstance(ServerState.from_bytes(bytes(whole)), ServerState)
 
 
 def safetensors_file(arrays, fields, version=1):

@@ -1,10 +1,11 @@
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import methods
 import pytest
-import toys
 import torch
+import toys
 
 from manyheads.algorithms.fedper import FedPer
 from manyheads.contract import Broadcast, Part, Tree, Upload
@@ -13,7 +14,12 @@ from manyheads.contract.wire import WireError, check_broadcast, check_finite, ch
 
 @dataclass(frozen=True)
 class Declares(FedPer):
-    sends = {"means": ("classes", "features"), "mine": ("n",), "pictures": ("2", "image"), "control": Part.HEAD}
+    sends: ClassVar = {
+        "means": ("classes", "features"),
+        "mine": ("n",),
+        "pictures": ("2", "image"),
+        "control": Part.HEAD,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +103,6 @@ def test_what_is_not_finite_is_named(fields, name):
 
 def test_a_run_stops_at_an_undeclared_field():
     more = methods.Sends(more=lambda update, ctx: update.upload.replace(secret=torch.zeros(1)))
-    for mode in ("stop", "drop"):  # a method that is wrong is no accident of training, so the client is not just dropped
+    for mode in ("stop", "drop"):  # a wrong method is no accident of training
         with pytest.raises(WireError, match="'secret'"):
             toys.run(more, model__name="mlp", run__non_finite=mode)

@@ -40,6 +40,7 @@ recalibration_epochs = 1
 adapt_steps = 2
 [run]
 workers = 2
+eval_every = 2
 """
 TINY = {
     "data.limit": 120,

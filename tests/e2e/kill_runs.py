@@ -74,16 +74,16 @@ def main(config_file: Path, root: Path, kills: int) -> None:
     report = []
     for number in range(kills):
         share = (number + 0.5) / kills
-        moment = share * duration
+        expected = duration
         for attempt in range(10):
             folder = root / f"{number}-{attempt}"
             work = partial(go_on, folder, config, dataset)
-            killed, age = run(work, moment)
+            killed, age = run(work, share * expected)
             if killed:
                 break
-            moment = share * age  # the machine is faster now than when it was measured
+            expected = age  # the machine is faster now than when it was measured
         reached = [position(folder)]
-        again, _ = run(work, (1 - share) * duration * (0.1 + 0.2 * (number % 5)))
+        again, _ = run(work, (1 - share) * expected * (0.1 + 0.2 * (number % 5)))
         if again:
             reached.append(position(folder))
         run(work)

@@ -23,14 +23,17 @@ def test_what_imports_no_torch(process, args):
     assert done.out.strip()
 
 
+# At this rate the proximal term multiplies itself; without recalibration it is a client that meets it first.
+DIVERGING = sets("train.lr=1e6", "train.epochs=5", "algorithm.recalibration_epochs=0", "train.rounds=2")
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(command, config_text, tmp_path):
     (tmp_path / "small.toml").write_text(config_text)
-    run = ["run", "small.toml", "--folder", "run", *sets("train.lr=1e6", "algorithm.name=fedavg")]
-    done = command(*run)
+    done = command("run", "small.toml", "--folder", "run", *DIVERGING)
     assert done.status == 1
     assert re.fullmatch(
-        r"round \d, client \d: loss term 'ce' is (nan|inf) in epoch \d, step \d+; a smaller train.lr \(now 1e\+06\) "
-        "or train.clip may help",
+        r"round \d, client \d: loss term '(ce|kd|prox)' is (nan|inf) in epoch \d, step \d+; "
+        r"a smaller train.lr \(now 1e\+06\) or train.clip may help",
         done.error,
     )
     # What was stored before is still there, and the run says the same when it is resumed.
@@ -38,19 +41,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(command, config_text, tmp_path)
     assert (again.status, again.error) == (1, done.error)
 
 
-def test_the_server_s_loss_that_is_not_finite_stops_the_run(process, config_text, tmp_path):
+def test_the_server_s_loss_that_is_not_finite_stops_the_run(command, config_text, tmp_path):
     (tmp_path / "small.toml").write_text(config_text)
-    done = process("run", "small.toml", *sets("train.lr=1e6", "algorithm.warmup_epochs=3"))
+    done = command("run", "small.toml", *sets("train.lr=1e6", "algorithm.warmup_epochs=3"))
     assert done.status == 1
     assert re.fullmatch(r"round -?\d, the server: loss term 'ce' is (nan|inf) in epoch \d, step \d+; .*", done.error)
 
 
 def test_a_client_whose_loss_is_not_finite_may_be_dropped(command, config_text, tmp_path):
     (tmp_path / "small.toml").write_text(config_text)
-    values = sets("train.lr=1e6", "algorithm.name=fedavg", "run.non_finite=drop", "train.rounds=2")
-    done = command("run", "small.toml", "--folder", "run", *values)
+    done = command("run", "small.toml", "--folder", "run", *DIVERGING, *sets("run.non_finite=drop"))
     assert done.status == 0, done.err
-    assert re.search(r"warning: client \d is left out of the round: round \d, client \d: loss term 'ce'", done.err)
+    assert re.search(r"warning: client \d is left out of the round: round \d, client \d: loss term", done.err)
 
 
 def test_run_show_and_compare(command, config_text, tmp_path):

@@ -162,12 +162,11 @@ def test_a_folder_that_is_taken(refused, command, tmp_path):
     assert refused("run", *sets(*TINY, ("train.lr", 0.5)), "--folder", "run") == (
         "run already holds another experiment (differs in train.lr: 0.5 here, 0.015 there); choose another --folder"
     )
-    assert refused("compare", "--methods", "fedper", *sets(*TINY), "--folder", "run").endswith(
-        "choose another --folder"
-    )
+    compare = ("compare", "--methods", "fedper", *sets(*TINY), "--folder")
+    assert refused(*compare, "run").endswith("choose another --folder")
 
     assert command(*compare, "both").status == 0
-    assert refused(*compare, "both") == ("both already holds a comparison; continue it with: manyheads resume both")
+    assert refused(*compare, "both") == "both already holds a comparison; continue it with: manyheads resume both"
     assert "choose another --folder" in refused("run", *sets(*TINY), "--folder", "both")
 
 
@@ -176,6 +175,13 @@ def test_a_folder_without_a_run(refused, tmp_path):
     (tmp_path / "empty").mkdir()
     assert refused("resume", "empty") == "empty holds no run: there is no config.toml in it"
     assert "neither a run" in refused("show", "empty")
+
+
+@pytest.mark.parametrize("text", ["methods = [", 'methods = ["fedper"]', "\udcff"], ids=["torn", "no seeds", "no text"])
+def test_a_damaged_comparison(refused, tmp_path, text):
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "comparison.toml").write_bytes(text.encode(errors="surrogateescape"))
+    assert refused("resume", "both").startswith("both/comparison.toml is damaged: ")
 
 
 def test_real_processes_exit_with_status_2(process, mnist, files, tmp_path):

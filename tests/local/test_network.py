@@ -1,5 +1,5 @@
-import toys
 import torch
+import toys
 from torch import nn
 
 from manyheads.contract import Part

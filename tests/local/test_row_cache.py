@@ -1,5 +1,5 @@
-import toys
 import torch
+import toys
 
 from manyheads.local.rows import CachedPart, RowCache, chunks, pad
 

@@ -1,6 +1,6 @@
 import pytest
-import toys
 import torch
+import toys
 from torch import nn
 
 from manyheads.contract import SGD, Part, Tree
@@ -105,7 +105,7 @@ def test_wide_steps_get_several_batches(slope):
     first = groups(10, width=3, epochs=1)  # five batches: three, then two and the first again
     assert len(first) == 2
     assert first[1][2] == first[0][0]
-    assert sorted(sum(first[0] + first[1][:2], [])) == list(range(10))
+    assert sorted(row for batch in first[0] + first[1][:2] for row in batch) == list(range(10))
     assert groups(1, width=2) == [[[0], [0]]]
     assert len(groups(10, width=2, steps=4)) == 4
     assert groups(10, width=2, steps=4)[:3] == groups(10, width=2, epochs=1)

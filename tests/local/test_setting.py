@@ -19,6 +19,12 @@ def test_modules_of_a_method_change_no_bit_of_the_base_model():
     assert toys.setting(methods.Adapter(), run__seed=1).network.initial.part("adapter") != more.part("adapter")
 
 
+def test_the_base_model_changes_no_bit_of_a_method_s_modules():
+    one, other = (toys.setting(methods.Adapter(), model__widths=widths).network.initial for widths in ([3, 4], [2, 5]))
+    assert one.part("backbone") != other.part("backbone")
+    assert one.part("adapter") == other.part("adapter")
+
+
 def test_words_of_shapes():
     assert toys.setting().words(1) == {"image": (1, 8, 8), "n": (3,), "classes": (4,), "features": (8,)}
 

@@ -1,5 +1,5 @@
-import toys
 import torch
+import toys
 
 from manyheads.contract import Predictor
 from manyheads.local import testing

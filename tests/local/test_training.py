@@ -2,8 +2,8 @@ import itertools
 import math
 
 import pytest
-import toys
 import torch
+import toys
 from torch import nn
 
 from manyheads.contract import SGD, Part, Tree

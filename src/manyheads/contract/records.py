@@ -100,9 +100,7 @@ class Record:
             about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["manyheads"])
             if about["format"] != _FORMAT:
                 raise ValueError(f"format {about['format']!r}; this version reads {_FORMAT}")
-            tensors = {
-                key: torch.from_numpy(np.array(array)) for key, array in safetensors.numpy.load(data).items()
-            }
+            tensors = {key: torch.from_numpy(np.array(array)) for key, array in safetensors.numpy.load(data).items()}
             record = cls(**{name: _parse(name, kind, tensors) for name, kind in about["fields"].items()})
             if strange := set(tensors) - set(record.tensors()):
                 raise ValueError(f"tensor {sorted(strange)[0]!r} belongs to no field")

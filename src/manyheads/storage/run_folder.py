@@ -68,7 +68,6 @@ class RunFolder:
         return folder
 
     def _fill(self, config: str, partition: bytes | Callable[[Path], None], data: Mapping[str, Any]) -> None:
-        atomic.sync_folder(self.path)  # the lock, which marks everything after it as ours
         self._checkpoints.make()
         if isinstance(partition, bytes):
             atomic.write_bytes(self.partition_path, partition)

@@ -1,0 +1,65 @@
+import torch
+
+from manyheads.contract import Broadcast, Tree
+from manyheads.engines.downlink import Downlink
+
+
+def message(w=0.0, table=0.0, number=1):
+    return Broadcast(model=Tree({"w": torch.full((100,), w)}), table=torch.full((50,), table), number=number)
+
+
+def test_the_first_message_counts_whole():
+    assert Downlink().send(0, message()) == len(message().to_bytes())
+
+
+def test_fields_that_a_client_holds_are_not_counted():
+    link = Downlink()
+    link.send(0, message())
+    link.end_round()
+    changed = message(w=1.0)
+    assert link.send(0, changed) == len(changed.only(["model"]).to_bytes())
+    assert link.send(1, changed) == len(changed.to_bytes())
+    assert link.send(0, changed) == len(Broadcast().to_bytes())
+    link.end_round()
+    assert link.send(0, message(w=1.0, number=2)) == len(Broadcast(number=2).to_bytes())
+
+
+def test_a_value_that_comes_back_is_sent_again():
+    link = Downlink()
+    sizes = [link.send(0, message(w=w)) for w in (0.0, 1.0, 0.0)]
+    assert sizes[1] == sizes[2] > 400
+
+
+def test_a_field_that_was_left_out_for_a_round_is_still_held():
+    link = Downlink()
+    link.send(0, message())
+    link.send(0, Broadcast(model=message(w=2.0).model))
+    assert link.send(0, message(w=2.0)) == len(Broadcast().to_bytes())
+
+
+def test_contents_count_and_not_addresses():
+    link = Downlink()
+    first = message()
+    whole = link.send(0, first)
+    link.end_round()
+    first.model["w"].fill_(7.0)  # no method may do this; the next round notices nevertheless
+    assert link.send(0, first) == len(first.only(["model"]).to_bytes())
+    assert link.send(1, first) == whole
+
+
+def test_what_is_held_is_restored():
+    link = Downlink()
+    link.send(3, message())
+    assert Downlink(link.held).send(3, message()) == len(Broadcast().to_bytes())
+    assert Downlink(link.held).send(4, message()) == len(message().to_bytes())
+
+
+def test_tables_by_client_and_numbers_count():
+    link = Downlink()
+    table = Broadcast(heads={1: Tree({"w": torch.zeros(3)})})
+    link.send(0, table)
+    other = Broadcast(heads={2: Tree({"w": table.heads[1]["w"]})})
+    assert link.send(0, other) == len(other.to_bytes())
+    empty = Broadcast(a=1.0, b=Tree())
+    assert link.send(1, empty) == len(empty.to_bytes())
+    assert link.send(1, empty) == len(Broadcast().to_bytes())
