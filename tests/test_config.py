@@ -101,7 +101,7 @@ def test_comments_say_what_a_key_means() -> None:
         ("[algorithm]\nkd_weight = 'x'", "algorithm.kd_weight = 'x': must be a number, such as 0.2"),
         ("[algorithm]\nkd_weight = true", "algorithm.kd_weight = True: must be a number, such as 0.2"),
         ("[algorithm]\nkd_weight = [1]", "algorithm.kd_weight = [1]: must be a number"),
-        ("[algorithm]\nkd_weight = inf", "algorithm.kd_weight = inf: must be a finite number"),
+        ("[algorithm]\nkd_weight = inf", "algorithm.kd_weight = inf: must be a number, such as 0.2"),
         ("[algorithm]\nadapt_steps = 1.5", "algorithm.adapt_steps = 1.5: must be a whole number, such as 10"),
         ("[model]\nhidden = 3", "model.hidden = 3: must be a list such as [128]"),
         ("[model]\nhidden = [64, 'x']", "model.hidden[1] = 'x': must be a whole number, such as 128"),

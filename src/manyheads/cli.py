@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import count
@@ -58,13 +58,10 @@ def run(
     """Run one experiment."""
     experiment, name = _load(config, profile, set_, data_dir)
     target = folder or _free(f"{name}-{experiment.algorithm.name}-{experiment.run.seed}")
-
-    def start(on_event: OnEvent) -> None:
+    with _followed(target) as on_event:
         from manyheads.experiment import Experiment
 
         Experiment(experiment).run(target, on_event)
-
-    _follow(target, start)
 
 
 @app.command()
@@ -84,20 +81,16 @@ def compare(
         raise InputError(f"--methods: no method in {methods!r}; write them as fedavg,fedper")
     numbers = [_seed(text) for text in seeds.split(",")]
     target = folder or _free(f"{name}-compare")
-
-    def start(on_event: OnEvent) -> None:
+    with _followed(target) as on_event:
         from manyheads.comparison import compare as run_all
 
         run_all(experiment, names, numbers, target, on_event)
-
-    _follow(target, start)
 
 
 @app.command()
 def resume(run: Run) -> None:
     """Go on with a run or a comparison that was stopped."""
-
-    def start(on_event: OnEvent) -> None:
+    with _followed(run) as on_event:
         from manyheads.comparison import is_comparison, resume_comparison
         from manyheads.experiment import Experiment
 
@@ -105,8 +98,6 @@ def resume(run: Run) -> None:
             resume_comparison(run, on_event)
         else:
             Experiment.resume(run, on_event=on_event)
-
-    _follow(run, start)
 
 
 @app.command()
@@ -178,25 +169,19 @@ def _free(name: str) -> Path:
     return next(path for path in tries if not path.exists())
 
 
-def _follow(folder: Path, start: Callable[[OnEvent], None]) -> None:
-    with _interruptible(folder):
+@contextmanager
+def _followed(folder: Path) -> Iterator[OnEvent]:
+    """Shows the progress of what is run, and its results; Ctrl-C ends it with the command that goes on."""
+    try:
         from manyheads.report import summary
         from manyheads.report.progress import ProgressReport
 
         with ProgressReport(Console(stderr=True)) as on_event:
-            start(on_event)
+            yield on_event
         summary.show(folder, Console())
         for picture in summary.pictures(folder):
             typer.echo(f"wrote {picture}")
-
-
-@contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    try:
-        yield
     except KeyboardInterrupt:
-        if folder.exists():
-            typer.echo(f"stopped; go on with: manyheads resume {shlex.quote(str(folder))}", err=True)
-        else:
-            typer.echo("stopped before anything was stored", err=True)
+        go_on = f"stopped; go on with: manyheads resume {shlex.quote(str(folder))}"
+        typer.echo(go_on if folder.exists() else "stopped before anything was stored", err=True)
         raise typer.Exit(130) from None

@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import tomli_w
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from manyheads import config_options
 from manyheads.config_errors import first_error, unknown_key
-from manyheads.config_toml import read_override, write_section
 from manyheads.errors import InputError, unknown
 
 _PROFILES = files("manyheads") / "profiles"
@@ -31,7 +31,7 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(first_error(error, type(self), self.section, _keys())) from None
+            raise InputError(first_error(error, type(self), self.section, _KEYS)) from None
 
 
 class OptionSection(Section):
@@ -41,16 +41,6 @@ class OptionSection(Section):
     """
 
     model_config = ConfigDict(extra="allow")
-    chooser: ClassVar[str] = "name"
-
-    @classmethod
-    def defaults(cls, choice: str) -> Mapping[str, Any] | None:
-        """The options of ``choice`` with their defaults; None when anything is allowed.
-
-        Raises:
-            InputError: when there is no such choice.
-        """
-        raise NotImplementedError
 
     @property
     def options(self) -> dict[str, Any]:
@@ -59,19 +49,16 @@ class OptionSection(Section):
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
-        defaults = self.defaults(getattr(self, self.chooser))
-        given = self.options
-        resolved = given
-        if defaults is not None:
-            for key in given:
-                if key not in defaults:
-                    raise InputError(unknown_key(self.section, key, [*type(self).model_fields, *defaults], _keys()))
-            resolved = {key: given.get(key, default) for key, default in defaults.items()}
-        checked = {
-            key: config_options.check(f"{self.section}.{key}", value, (defaults or {}).get(key))
-            for key, value in resolved.items()
+        fields, given = type(self).model_fields, self.options
+        defaults = config_options.defaults(self.section, getattr(self, next(iter(fields))))
+        for key in given:
+            if defaults is not None and key not in defaults:
+                raise InputError(unknown_key(self.section, key, [*fields, *defaults], _KEYS))
+        resolved = {
+            key: config_options.check(f"{self.section}.{key}", given.get(key, default), default)
+            for key, default in (dict.fromkeys(given) if defaults is None else defaults).items()
         }
-        object.__setattr__(self, "__pydantic_extra__", checked)
+        object.__setattr__(self, "__pydantic_extra__", resolved)
         return self
 
 
@@ -79,7 +66,9 @@ class DataConfig(Section):
     """Where the images come from."""
 
     section = "data"
-    source: str = Field("digits", description="where the images come from: manyheads list data")
+    source: Annotated[str, AfterValidator(config_options.check_source)] = Field(
+        "digits", description="where the images come from: manyheads list data"
+    )
     dir: str | None = Field(None, description="folder with the data set's files, searched with its subfolders")
     auxiliary: int | None = Field(
         None, ge=0, description="images set aside for the server; unset: min(5000, 10 % of train)"
@@ -87,27 +76,16 @@ class DataConfig(Section):
     limit: Count | None = Field(None, description="use only so many train images, the same ones for all seeds")
     validation: float = Field(0.0, ge=0, lt=1, description="share of each client's train images kept for validation")
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        config_options.check_source(self.source)
-        return self
-
 
 class PartitionConfig(OptionSection):
     """How the images are split over the clients; other keys are options of the kind."""
 
     section = "partition"
-    chooser = "kind"
     kind: str = Field("dirichlet", description="how labels are spread over clients: manyheads list partitions")
     clients: Count = Field(20, description="how many clients there are")
     min_train: Count | None = Field(
         None, description="least train images a client has; unset: 64, or 10 for small sets"
     )
-
-    @classmethod
-    def defaults(cls, choice: str) -> Mapping[str, Any] | None:
-        """Options of a partition kind."""
-        return config_options.of_partition(choice)
 
 
 class ModelConfig(OptionSection):
@@ -115,11 +93,6 @@ class ModelConfig(OptionSection):
 
     section = "model"
     name: str = Field("mlp", description="the network: manyheads list models, or package.module:factory")
-
-    @classmethod
-    def defaults(cls, choice: str) -> Mapping[str, Any] | None:
-        """Options of a network; None for a factory of the user's own."""
-        return config_options.of_model(choice)
 
 
 class TrainConfig(Section):
@@ -141,11 +114,6 @@ class AlgorithmConfig(OptionSection):
 
     section = "algorithm"
     name: str = Field("pfedkdh", description="the method: manyheads list methods")
-
-    @classmethod
-    def defaults(cls, choice: str) -> Mapping[str, Any] | None:
-        """Fields of a method."""
-        return config_options.of_method(choice)
 
 
 class RunConfig(Section):
@@ -199,7 +167,9 @@ class Config(Section):
     @classmethod
     def profile(cls, name: str, overrides: Iterable[str] = ()) -> "Config":
         """Read one of the ready configs (``manyheads list profiles``). Raises InputError for an unknown name."""
-        return cls.parse(_profile(name), overrides, origin=f"profile {name}")
+        if name not in profiles():
+            raise InputError(f"--profile: {unknown('profile', name, profiles())}")
+        return cls.parse((_PROFILES / f"{name}.toml").read_text("utf-8"), overrides, origin=f"profile {name}")
 
     @classmethod
     def parse(cls, text: str, overrides: Iterable[str] = (), origin: str = "config") -> "Config":
@@ -208,7 +178,7 @@ class Config(Section):
             tables: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{origin} is not valid TOML: {' '.join(str(error).split())}") from None
-        return cls(**_merged(tables, map(read_override, overrides)))
+        return cls(**_merged(tables, map(_override, overrides)))
 
     def with_values(self, values: Mapping[str, Any]) -> "Config":
         """The same experiment with other values for dotted keys, such as ``{"run.seed": 1}``, checked again.
@@ -230,11 +200,12 @@ class Config(Section):
 
         TOML has no null: a field without a value is a comment. With ``comments`` each key says what it means.
         """
-        return "\n".join(write_section(name, getattr(self, name), comments) for name in type(self).model_fields)
+        return "\n".join(_written(name, getattr(self, name), comments) for name in type(self).model_fields)
 
 
-_TABLES = (DataConfig, PartitionConfig, ModelConfig, TrainConfig, AlgorithmConfig, RunConfig)
-_SECTIONS: dict[str, type[Section]] = {table.section: table for table in _TABLES}
+_SECTIONS = {name: type(table) for name, table in Config()}
+_KEYS = {name: list(section.model_fields) for name, section in _SECTIONS.items()}
+_CHOICES = {f"{name}.{key}" for name in _KEYS for key in _KEYS[name] if key in ("kind", "name")}
 
 
 def profiles() -> dict[str, str]:
@@ -244,33 +215,48 @@ def profiles() -> dict[str, str]:
     return {name: text.splitlines()[0].lstrip("# ") for name, text in texts.items()}
 
 
-def _profile(name: str) -> str:
-    if name not in profiles():
-        raise InputError(f"--profile: {unknown('profile', name, profiles())}")
-    return (_PROFILES / f"{name}.toml").read_text("utf-8")
-
-
-def _keys() -> dict[str, list[str]]:
-    return {name: list(section.model_fields) for name, section in _SECTIONS.items()}
+def _override(text: str) -> tuple[str, Any]:
+    """Dotted key and value of a text such as ``"train.lr=0.1"``; a bare word is text, ``none`` is no value."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
+        raise InputError(f"--set {text!r}: write it as key=value, such as train.lr=0.1")
+    if value == "none":
+        return key, None
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return key, value
+    return key, parsed["value"] if len(parsed) == 1 else value
 
 
 def _merged(tables: Mapping[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     merged = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
-    keys = _keys()
     # Choices come first: another method has other options, and those of the old one would only be refused.
-    for dotted, value in sorted(overrides, key=lambda item: not item[0].endswith((".name", ".kind"))):
+    for dotted, value in sorted(overrides, key=lambda item: item[0] not in _CHOICES):
         section, _, key = dotted.partition(".")
-        if section not in _SECTIONS or not key:
-            raise InputError(unknown_key("", section, keys, keys))
+        if section not in _KEYS or not key:
+            raise InputError(unknown_key("", section, _KEYS, _KEYS))
         table = merged.setdefault(section, {})
         if not isinstance(table, dict):
             continue  # refused by pydantic, which says that a table is wanted
-        cls = _SECTIONS[section]
-        if (
-            issubclass(cls, OptionSection)
-            and key == cls.chooser
-            and value != table.get(key, cls.model_fields[key].default)
-        ):
-            merged[section] = table = {k: v for k, v in table.items() if k in keys[section]}
+        if dotted in _CHOICES and value != table.get(key, _SECTIONS[section].model_fields[key].default):
+            merged[section] = table = {k: v for k, v in table.items() if k in _KEYS[section]}
         table[key] = value
     return merged
+
+
+def _written(name: str, section: Section, comments: bool) -> str:
+    """A table as TOML text; a field that is None becomes a comment, since TOML has no null."""
+    lines = [f"[{name}]"]
+    for key, value in section.model_dump().items():
+        field = type(section).model_fields.get(key)
+        line = f"# {key} =" if value is None else f"{key} = {_value(value)}"
+        note = field.description if field and comments else None
+        lines.append(f"{line:<24}# {note}" if note else line)
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"  # tomli_w would spread it over several lines
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")

@@ -1,78 +1,51 @@
 """One line for everything that can be wrong in a config: dotted field, value, and the valid range or nearest key."""
 
 import difflib
-import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from manyheads.errors import unknown
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-_BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
+_KINDS = {"integer": "a whole number", "number": "a number", "string": "text"}
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
-def first_error(error: ValidationError, model: type[BaseModel], section: str, keys: Mapping[str, Iterable[str]]) -> str:
+def first_error(error: ValidationError, table: type[BaseModel], section: str, keys: Mapping[str, Iterable[str]]) -> str:
     """The first problem that pydantic found in a section, as one line.
 
     Args:
         error: what pydantic raised.
-        model: the section's class.
+        table: the section's class.
         section: its name in the TOML file; empty for the whole config.
         keys: the keys of every section, to find the nearest one.
     """
     problem = error.errors(include_url=False, include_context=False)[0]
-    name = str(problem["loc"][0])
+    name, value = str(problem["loc"][0]), problem["input"]
     if problem["type"] == "extra_forbidden":
-        return unknown_key(section, name, model.model_fields, keys)
-    field, value = f"{section}.{name}".lstrip("."), problem["input"]
-    info = model.model_fields[name]
-    choices = [str(choice) for kind in _kinds(info) for choice in _choices(kind)]
-    if choices and isinstance(value, str):
-        return f"{field}: {unknown(name, value, choices)}"
-    return f"{field} = {value!r}: must be {expected(info)}"
+        return unknown_key(section, name, table.model_fields, keys)
+    field, schema = f"{section}.{name}".lstrip("."), table.model_json_schema()["properties"][name]
+    schema = schema.get("anyOf", [schema])[0]  # where there is another one, it is null
+    if "enum" in schema and isinstance(value, str):
+        return f"{field}: {unknown(name, value, schema['enum'])}"
+    return f"{field} = {value!r}: must be {_expected(schema)}"
 
 
 def unknown_key(section: str, key: str, siblings: Iterable[str], keys: Mapping[str, Iterable[str]]) -> str:
-    """One line for a key that a section does not have: the nearest key, or the same key in another section."""
-    siblings = list(siblings)
-    full = f"{section}.{key}" if section else key
-    near = [f"{section}.{name}" if section else name for name in difflib.get_close_matches(key, siblings, n=1)]
-    elsewhere = [f"{name}.{key}" for name, names in keys.items() if key in names and name != section]
-    for nearest in [*near, *elsewhere] if section else [*elsewhere, *near]:
-        return f"unknown key {full!r}; did you mean {nearest!r}?"
+    """One line for a key that a section does not have: the same key in another section, or the nearest key."""
+    siblings, prefix = list(siblings), f"{section}." if section else ""
+    nearest = [f"{name}.{key}" for name, names in keys.items() if key in names]
+    nearest += [prefix + name for name in difflib.get_close_matches(key, siblings, n=1)]
+    if nearest:
+        return f"unknown key {prefix + key!r}; did you mean {nearest[0]!r}?"
     has = f"[{section}] has" if section else "the sections are"
-    return f"unknown key {full!r}; {has}: {', '.join(siblings)}"
+    return f"unknown key {prefix + key!r}; {has}: {', '.join(siblings)}"
 
 
-def expected(info: FieldInfo) -> str:
+def _expected(schema: Mapping[str, Any]) -> str:
     """What a field accepts, in words: ``"a number above 0 and at most 1"``."""
-    words = []
-    for kind in _kinds(info):
-        if choices := _choices(kind):
-            words.append("one of " + ", ".join(map(repr, choices)))
-        elif kind in _KINDS:
-            words.append(_KINDS[kind])
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            words.append("a table of keys")
-    bounds = [
-        f"{text} {getattr(bound, name)}"
-        for bound in info.metadata
-        for cls, name, text in _BOUNDS
-        if isinstance(bound, cls)
-    ]
-    return f"{' or '.join(words)} {' and '.join(bounds)}".strip()
-
-
-def _kinds(info: FieldInfo) -> tuple[Any, ...]:
-    kind = info.annotation
-    if typing.get_origin(kind) is Literal or isinstance(kind, type):
-        return (kind,)
-    return typing.get_args(kind)
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    if "enum" in schema:
+        return "one of " + ", ".join(map(repr, schema["enum"]))
+    bounds = [f"{words} {schema[name]}" for name, words in _BOUNDS.items() if name in schema]
+    return f"{_KINDS.get(schema.get('type', ''), 'a table of keys')} {' and '.join(bounds)}".strip()

@@ -191,9 +191,7 @@ class Experiment:
                         rows.append(row)
                         if folder:
                             folder.append(row)
-                            folder.commit(
-                                moment.position, _present(state.server), state.store.drain_changed(), state.to_json()
-                            )
+                            folder.commit(moment.position, _present(state.server), state.to_json())
                         for client, reason in row.get("dropped", {}).items():
                             say(Warned(label, f"client {client} is left out of the round: {reason}"))
                         say(RoundDone(label, row["round"], row))

@@ -26,7 +26,6 @@ BALANCED_TEST = np.repeat(np.arange(10), 1000)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of draws ends a search here, not the clock: a busy machine sees the same messages."""
     monkeypatch.setattr(redraw, "SECONDS", 60.0)
-    monkeypatch.setattr(redraw, "HINT_SECONDS", 60.0)
 
 
 def outcome(*args: Any, **arguments: Any) -> Partition | str:

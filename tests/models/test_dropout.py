@@ -132,8 +132,7 @@ def test_probability_out_of_range(p: float) -> None:
 def test_torch_layers_are_replaced_at_any_depth(layer: nn.Dropout, channels: bool) -> None:
     network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), layer), nn.ReLU(), layer)
     assert replace_dropout(network) is network
-    made = network[2]
-    assert isinstance(made, Dropout)
-    assert (made.p, made.channels) == (0.3, channels)
-    assert network.get_submodule("0.1") is made
+    for made in (network[2], network.get_submodule("0.1")):
+        assert isinstance(made, Dropout)
+        assert (made.p, made.channels, made.training) == (0.3, channels, True)
     assert isinstance(replace_dropout(layer), Dropout)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from manyheads.config import ModelConfig
 from manyheads.errors import InputError
-from manyheads.models import Dropout, SplitModel, build, catalog, check_options
+from manyheads.models import Dropout, SplitModel, build, catalog
 
 FACTORY = """
 from torch import nn
@@ -61,12 +62,14 @@ def test_catalog_lists_every_model_with_a_sentence_and_its_defaults() -> None:
 @pytest.mark.parametrize("name", catalog.names())
 def test_defaults_in_the_catalog_pass_their_own_checks(name: str) -> None:
     defaults = catalog.options(name)
-    assert check_options(name, defaults) == defaults
+    assert ModelConfig(name=name, **defaults).options == defaults
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     assert refusal("cnnn") == "unknown model 'cnnn'; did you mean 'cnn'?"
-    assert refusal("cnn", dropuot=0.1) == "unknown option of model 'cnn' 'dropuot'; did you mean 'dropout'?"
+    assert "the options ['dropuot']: got an unexpected keyword argument" in refusal("cnn", dropuot=0.1)
+    with pytest.raises(InputError, match=r"^unknown key 'model.dropuot'; did you mean 'model.dropout'\?$"):
+        ModelConfig(name="cnn", dropuot=0.1)
     with pytest.raises(InputError, match="did you mean 'resnet8'"):
         catalog.describe("resnet9")
 
@@ -77,16 +80,19 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         ({"kernel": 2.5}, "model.kernel = 2.5: must be a whole number, such as 5"),
         ({"kernel": True}, "model.kernel = True: must be a whole number, such as 5"),
         ({"dropout": "0.1"}, "model.dropout = '0.1': must be a number, such as 0.25"),
-        ({"widths": 32}, "model.widths = 32: must be a list of whole numbers, such as [32, 64]"),
-        ({"widths": [32, 6.5]}, "model.widths = [32, 6.5]: must be a list of whole numbers, such as [32, 64]"),
+        ({"widths": 32}, "model.widths = 32: must be a list such as [32, 64]"),
+        ({"widths": [32, 6.5]}, "model.widths[1] = 6.5: must be a whole number, such as 32"),
     ],
 )
 def test_wrong_types(options: dict[str, object], line: str) -> None:
-    assert refusal("cnn", **options) == line
+    with pytest.raises(InputError) as caught:
+        ModelConfig(name="cnn", **options)
+    assert str(caught.value) == line
 
 
 def test_whole_numbers_and_lists_are_welcome_where_the_default_differs() -> None:
-    assert check_options("cnn", {"dropout": 0, "widths": [4, 5]}) == {"dropout": 0.0, "widths": (4, 5)}
+    options = ModelConfig(name="cnn", dropout=0, widths=[4, 5]).options
+    assert (options["dropout"], options["widths"]) == (0.0, (4, 5))
 
 
 def test_factory_of_the_user(package: str) -> None:

@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from manyheads.errors import InputError
 from manyheads.models import build, catalog, probe, set_generator
-from manyheads.models.checks import Shape
-from manyheads.models.split import SplitModel
+from manyheads.models.split import Shape, SplitModel
 
 GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -64,6 +63,8 @@ def test_cnn_options() -> None:
     assert model.backbone.get_submodule("fc").get_parameter("weight").shape == (20, 12 * 7 * 7)
     assert model.head.get_parameter("weight").shape == (10, 20)
     assert model.backbone.get_submodule("conv1").get_parameter("weight").shape == (8, 1, 3, 3)
+    deeper = made("cnn", GRAY, kernel=3, padding=1, widths=[8, 12, 16])
+    assert deeper.backbone.get_submodule("fc").get_parameter("weight").shape == (512, 16 * 3 * 3)
 
 
 def test_mlp_sizes() -> None:
@@ -138,7 +139,7 @@ def test_layout_changes_the_result_by_rounding_only(name: str) -> None:
         ("cnn", {"dropout": -0.5}, "model.dropout = -0.5: must be at least 0 and less than 1"),
         ("mlp", {"dropout": math.nan}, "model.dropout = nan: must be at least 0 and less than 1"),
         ("cnn", {"widths": [32, 0]}, "model.widths = [32, 0]: must be at least 1"),
-        ("cnn", {"widths": [32]}, "model.widths = [32]: must be two numbers, such as [32, 64]"),
+        ("cnn", {"widths": []}, "model.widths = []: must be at least 1"),
         ("cnn", {"kernel": 0}, "model.kernel = 0: must be at least 1"),
         ("cnn", {"padding": -1}, "model.padding = -1: must be at least 0"),
         ("cnn", {"features": 0}, "model.features = 0: must be at least 1"),

@@ -1,4 +1,3 @@
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -6,14 +5,14 @@ import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
+from manyheads.data.partition import Partition
 from manyheads.report.partition import plot_counts, plot_partition
 
 
-@dataclass(frozen=True)
-class Parts:
-    train: tuple[NDArray[np.int64], ...]
-    auxiliary: NDArray[np.int64]
-    description: str = "by hand, 2 clients"
+def parts(train: list[list[int]], auxiliary: list[int]) -> Partition:
+    of_clients = tuple(np.array(indices) for indices in train)
+    nothing = tuple(np.array([], dtype=np.int64) for _ in train)
+    return Partition(of_clients, nothing, nothing, np.array(auxiliary, dtype=np.int64), "by hand", 0)
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (20, 10), (40, 26), (100, 100), (200, 10), (1000, 62)])
@@ -30,19 +29,19 @@ def test_pictures_of_any_size(clients: int, classes: int, tmp_path: Path) -> Non
 
 def test_a_partition_is_counted_from_its_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.array([0, 1, 2, 2, 1, 0, 2])
-    parts = Parts((np.array([0, 5, 1]), np.array([2, 3])), np.array([4, 6]))
+    partition = parts([[0, 1, 5], [2, 3]], [4, 6])
     drawn: list[list[list[int]] | list[int]] = []
 
     def record(counts: NDArray[np.int64], auxiliary: NDArray[np.int64], *rest: object) -> None:
         drawn.extend([counts.tolist(), auxiliary.tolist()])
-        assert rest == (["x", "y", "z"], parts.description, tmp_path / "partition.png")
+        assert rest == (["x", "y", "z"], partition.description, tmp_path / "partition.png")
 
     monkeypatch.setattr("manyheads.report.partition.plot_counts", record)
-    plot_partition(parts, labels, ["x", "y", "z"], tmp_path / "partition.png")
+    plot_partition(partition, labels, ["x", "y", "z"], tmp_path / "partition.png")
     assert drawn == [[[2, 1, 0], [0, 0, 2]], [0, 1, 1]]
 
 
 def test_no_auxiliary_set(tmp_path: Path) -> None:
-    parts = Parts((np.array([0, 1]), np.array([2])), np.array([], dtype=np.int64))
-    plot_partition(parts, np.array([0, 1, 1]), ["x", "y"], tmp_path / "partition.png")
+    partition = parts([[0, 1], [2]], [])
+    plot_partition(partition, np.array([0, 1, 1]), ["x", "y"], tmp_path / "partition.png")
     assert imread(tmp_path / "partition.png").shape[:2] == (800, 1400)

@@ -8,13 +8,14 @@ from manyheads.report.rows import (
     Key,
     final_lines,
     is_headline,
+    is_teacher,
     line_name,
     load_runs,
     not_started,
     order,
-    read_rows,
     runs_of,
 )
+from manyheads.storage.log import read_rows
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
 EA = FAIR._replace(moment="post_adapt")
@@ -86,7 +87,7 @@ def test_an_unfinished_last_line_is_not_read(fake: SimpleNamespace, tmp_path: Pa
     path = fake.run(tmp_path / "run", [fake.row(0), fake.row(1)])
     with (path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 1, "metr')
-    assert [row["round"] for row in read_rows(path)] == [-1, 0]
+    assert [row["round"] for row in read_rows(path / "rounds.jsonl")] == [-1, 0]
 
 
 @pytest.mark.parametrize("line", ["{", "3", '{"loss": 1}', '{"round": "x"}'])
@@ -95,7 +96,7 @@ def test_a_damaged_line_is_named(fake: SimpleNamespace, tmp_path: Path, line: st
     with (path / "rounds.jsonl").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(InputError, match="line 2: not "):
-        read_rows(path)
+        read_rows(path / "rounds.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,10 @@ def test_lines_are_named_after_the_label_and_know_teachers_by_the_method(fake: S
     folder = fake.comparison(tmp_path / "all", ["mine", "pfedkdh"])
     for label, method in [("mine", "pfedkdh"), ("pfedkdh", "fedavg")]:
         fake.run(folder / label, [fake.row(3, fake.personal(0.5), fake.global_test(0.1))], method)
-    assert [(line.name, line.teacher) for line in final_lines(load_runs(folder))] == [
+    assert [
+        (line_name(line.label, line.method, line.key), is_teacher(line.method, line.key))
+        for line in final_lines(load_runs(folder))
+    ] == [
         ("mine (Fair)", False),
         ("mine (teacher)", True),
         ("pfedkdh", False),

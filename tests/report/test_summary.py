@@ -34,10 +34,9 @@ def test_a_run_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
     text = shown(finished(fake, tmp_path / "run", 0.8125, "pfedkdh"))
     rows = [line.split() for line in text.splitlines()]
     assert "digits; dirichlet(alpha=0.1), 2 clients; model mlp; seed 0" in text
-    assert ["pfedkdh", "(EA)", "personal", "post_adapt", "86.25", "10.00", "66.25"] in rows
-    assert ["pfedkdh", "(Fair)", "personal", "post_agg", "81.25", "10.00", "61.25"] in rows
-    assert ["pfedkdh", "(teacher)", "global", "post_agg", "40.62"] in rows
-    assert "Last round (3 of 3)" in text
+    assert ["pfedkdh", "(EA)", "personal", "post_adapt", "86.25", "3/3", "1", "10.00", "66.25"] in rows
+    assert ["pfedkdh", "(Fair)", "personal", "post_agg", "81.25", "3/3", "1", "10.00", "61.25"] in rows
+    assert ["pfedkdh", "(teacher)", "global", "post_agg", "40.62", "3/3", "1"] in rows
     assert "resume" not in text
     assert "difference" not in text
 
@@ -66,7 +65,7 @@ def test_a_global_model_stands_beside_personal_ones(fake: SimpleNamespace, tmp_p
         ["fedavg", "global", "post_agg", "60.00"],
         ["fedper", "personal", "post_adapt", "50.00"],
     ]
-    assert ["fedavg", "global", "post_agg", "62.00"] in [line.split() for line in second.splitlines()]
+    assert ["fedavg", "global", "post_agg", "62.00", "3/3", "1"] in [line.split() for line in second.splitlines()]
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -88,10 +87,10 @@ def test_no_number_is_broken_and_no_name_cut_with_every_column_there_is(fake: Si
         rows = [fake.row(3, fake.personal(0.9 + seed / 10, "post_adapt", std=1, worst_decile=1), fake.personal(0.5))]
         fake.run(folder / f"{name}-seed{seed}", rows, name, seed)
     fake.run(folder / "local_only-seed0", [fake.row(1000, fake.personal(0.5))], "local_only", 0)
-    text = shown(folder, 80).split(" average")[1].split("After as many")[0]
+    text = shown(folder, 80).split(" average")[1].split("Accuracy on")[0]
     assert "…" not in text
-    assert "personal  post_adapt  95.00 ± 7.07      3      2  100.00  100.00" in text
-    assert "personal  post_agg           50.00   1000      1   10.00   30.00" in text
+    assert "personal  post_adapt  95.00 ± 7.07     3/3      2  100.00  100.00" in text
+    assert "personal  post_agg           50.00  1000/3      1   10.00   30.00" in text
     parts = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert name in "".join(parts)  # over two lines
 
@@ -101,7 +100,7 @@ def test_an_incomplete_run_says_how_to_go_on(fake: SimpleNamespace, tmp_path: Pa
     text = shown(path, 80)
     assert "fedavg, seed 0: stopped after round 2 of 30\n" in text
     assert f"go on with: manyheads resume {path}\n" in text  # in one piece, to be copied
-    assert "Latest evaluated round (1 of 30)" in text
+    assert ["fedavg", "personal", "post_agg", "50.00", "1/30", "1"] in [line.split()[:6] for line in text.splitlines()]
 
 
 def test_a_run_that_was_only_evaluated_says_so(fake: SimpleNamespace, tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_rounds_of_an_earlier_stage_are_told_apart(fake: SimpleNamespace, tmp_pa
     early = [fake.row(1) | {"round": place, "stage": 0} for place in (-2, -1)]
     begin = fake.row(0) | {"stage": 0}
     path = fake.run(tmp_path / "run", [begin, *early, fake.row(1, fake.personal(0.5))], rounds=1)
-    assert "fedavg: 2 rounds of an earlier stage come on top, each 1.1 kB up and 2 kB down a client" in shown(path)
+    assert "fedavg: 2 rounds of an earlier stage come on top, each 1.10 kB up and 2.00 kB down a client" in shown(path)
 
 
 def test_clients_that_were_left_out_are_named(fake: SimpleNamespace, tmp_path: Path) -> None:

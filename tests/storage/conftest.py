@@ -1,7 +1,8 @@
 """A small run whose state after every commit is known, for the tests of what survives."""
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 from manyheads.contract.records import PrivateState, ServerState
 from manyheads.contract.tree import Tree
 from manyheads.storage import atomic
-from manyheads.storage.private_store import PrivateStore
+from manyheads.storage.private_store import DiskStore
 from manyheads.storage.run_folder import RunFolder
 
 CONFIG = '[train]\nrounds = 5\nlr = 0.1\n[algorithm]\nname = "fedper"\n'
@@ -26,7 +27,9 @@ class Toy:
     _whole: ClassVar[dict[int, dict[str, bytes]]] = {}
 
     def create(self, path: Path, config: str = CONFIG) -> RunFolder:
-        return RunFolder.create(path, config, partition=b"indices", data={"counts": [1, 2]})
+        return RunFolder.create(
+            path, config, partition=lambda file: file.write_bytes(b"indices"), data={"counts": [1, 2]}
+        )
 
     def cohort(self, position: int) -> list[int]:
         return sorted({position % CLIENTS, (position * position + 1) % CLIENTS}) if position else []
@@ -52,16 +55,16 @@ class Toy:
             "extra": {"next": position + 1},
         }
 
-    def play_one(self, folder: RunFolder, store: PrivateStore, position: int) -> None:
+    def play_one(self, folder: RunFolder, store: DiskStore, position: int) -> None:
         for client in self.cohort(position):
             before = store.get(client)
             total = float(before.model["head.weight"][0]) if before else 0.0
             store.put(client, self.state(client, total + position))
         folder.append({"round": position, "accuracy": position / 3})
-        folder.commit(position, self.server(position), store.drain_changed(), {"next": position + 1})
+        folder.commit(position, self.server(position), {"next": position + 1})
 
-    def play(self, folder: RunFolder, last: int, first: int = 0, store: PrivateStore | None = None) -> None:
-        store = store or folder.store()
+    def play(self, folder: RunFolder, last: int, first: int = 0) -> None:
+        store = folder.store()
         for position in range(first, last + 1):
             self.play_one(folder, store, position)
 
@@ -134,6 +137,14 @@ class Steps:
 
     def stop(self) -> None:
         self._patch(lambda name: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fast_disk() -> Iterator[None]:
+    """Nothing here can see whether bytes reached a disk, only in which order that is asked for; and waiting is long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

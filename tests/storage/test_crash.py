@@ -58,7 +58,7 @@ class Disk:
                 (target / name).write_bytes(self.contents.get(number, b""))
 
 
-@pytest.mark.parametrize("how", ["everything", pytest.param("names kept", marks=pytest.mark.slow), "names lost"])
+@pytest.mark.parametrize("how", ["everything", "names kept", "names lost"])
 def test_every_instant_of_a_run(toy, tmp_path, steps, how):
     root = tmp_path / "run"
     disk = Disk(root)
@@ -157,7 +157,7 @@ def test_killed_again_while_restoring(toy, tmp_path, steps, killed, damage, expe
         store.put(0, toy.state(0, 99.0))
         steps.call(lambda name: kill_before_manifest(name, killed))
         with pytest.raises(killed):
-            folder.commit(5, toy.server(5), store.drain_changed(), {})
+            folder.commit(5, toy.server(5), {})
         steps.stop()
     damage(base)
     path = tmp_path / "run"

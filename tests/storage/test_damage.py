@@ -92,7 +92,7 @@ def test_a_missing_folder_is_one_line(toy, tmp_path):
 
 def test_a_newer_format_is_not_taken_for_damage(toy, tmp_path, monkeypatch):
     path = toy.finished(tmp_path / "run", 3)
-    monkeypatch.setattr("manyheads.storage.manifest.FORMAT", 2)
+    monkeypatch.setattr("manyheads.storage.checkpoints.FORMAT", 2)
     with RunFolder.open(path) as folder, pytest.raises(InputError, match="has format 1"):
         folder.restore()
     monkeypatch.undo()

@@ -88,7 +88,8 @@ class Dataset:
             sizes = [list(split.images.shape[1:]) for split in (self.train, self.test)]
             raise InputError(f"{self.name}: train images are {sizes[0]} (h, w, c), test images {sizes[1]}")
         if not self.mean or not self.std:
-            mean, std = _moments(self.train.images)
+            channels = range(self.shape[0])
+            mean, std = zip(*(_moments(self.train.images[..., channel]) for channel in channels), strict=True)
             object.__setattr__(self, "mean", self.mean or mean)
             object.__setattr__(self, "std", self.std or std)
         if not len(self.mean) == len(self.std) == self.shape[0]:
@@ -177,24 +178,15 @@ def _split(images: Images, labels: NDArray[Any], columns: Mapping[str, Column] |
     if images.ndim == 3:
         images = images[..., None]
     if not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"{where}: labels must be whole numbers, not {labels.dtype}")
+        raise InputError(f"{where}: labels must be whole numbers, not {labels.dtype}, and none may be missing")
     try:
         return Split(images, labels.astype(np.int64), columns or {})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std per channel, from whole-number sums: the same bits on every machine."""
-    n, channels = images[..., 0].size, images.shape[3]
-    histogram = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), 1024):  # in pieces, since counting needs eight times the memory
-        for channel in range(channels):
-            histogram[channel] += np.bincount(images[start : start + 1024, ..., channel].ravel(), minlength=256)
-    values = np.arange(256)
-    pairs = [
-        (int(total), int(squares)) for total, squares in zip(histogram @ values, histogram @ values**2, strict=True)
-    ]
-    mean = tuple(total / (255 * n) for total, _ in pairs)
-    std = tuple(math.sqrt((n * squares - total * total) / (255 * n) ** 2) or 1.0 for total, squares in pairs)
-    return mean, std
+def _moments(pixels: Images) -> tuple[float, float]:
+    """Mean and std of one channel, from whole-number sums: the same bits on every machine."""
+    n, total = pixels.size, int(pixels.sum(dtype=np.int64))
+    squares = int(np.einsum("nhw,nhw->", pixels, pixels, dtype=np.int64))
+    return total / (255 * n), math.sqrt((n * squares - total * total) / (255 * n) ** 2) or 1.0

@@ -1,38 +1,19 @@
-"""Partitions made by Flower Datasets: any object with its partitioners' three names will do."""
+"""Partitions made by Flower Datasets."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import numpy as np
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.partition import Partition, from_assignment
-from manyheads.data.rules import least_size, take_auxiliary
-from manyheads.data.sampling import Ints
+from manyheads.data.rules import least_size, set_apart
 from manyheads.errors import InputError
-
-if TYPE_CHECKING:
-    import datasets
 
 POSITION = "manyheads_position"
 
 
-class Partitioner(Protocol):
-    """What is used of ``flwr_datasets.partitioner.Partitioner``: set its data set once, then ask for the parts."""
-
-    dataset: "datasets.Dataset"
-
-    @property
-    def num_partitions(self) -> int:
-        """How many parts there are."""
-        ...
-
-    def load_partition(self, partition_id: int) -> "datasets.Dataset":
-        """One part of the data set."""
-        ...
-
-
 def from_partitioner(
-    partitioner: Partitioner,
+    partitioner: Any,
     dataset: Dataset,
     *,
     seed: int,
@@ -47,7 +28,9 @@ def from_partitioner(
     split's own columns. It uses its own seed.
 
     Args:
-        partitioner: has no data set assigned yet; its ``partition_by`` must name one of these columns.
+        partitioner: anything with ``dataset`` (set once), ``num_partitions`` and ``load_partition(i)``, such as a
+            ``flwr_datasets.partitioner.Partitioner``. It has no data set assigned yet; its ``partition_by`` must name
+            one of these columns.
         dataset: what to partition.
         seed: for the auxiliary, validation and test images.
         auxiliary: size of D_s; None: 10 % of the train split, at most 5,000.
@@ -63,8 +46,7 @@ def from_partitioner(
     except ImportError:
         raise InputError("Flower partitioners need the datasets library: pip install 'manyheads[hub]'") from None
     labels = dataset.train.labels
-    taken = take_auxiliary(labels, auxiliary, classes=len(dataset.classes), seed=seed)
-    rest = np.setdiff1d(np.arange(len(labels)), taken, assume_unique=True)
+    taken, rest = set_apart(labels, auxiliary, seed)
     table = {name: values[rest] for name, values in dataset.train.columns.items()}
     name = type(partitioner).__name__
     try:
@@ -72,22 +54,19 @@ def from_partitioner(
         parts = [partitioner.load_partition(i)[POSITION] for i in range(partitioner.num_partitions)]
     except Exception as error:  # foreign code: whatever it raises is about this partitioner
         raise InputError(f"partition: {name} failed: {' '.join(str(error).split())}") from None
-    assignment: list[Ints] = [np.asarray(list(part), np.int64) for part in parts]
-    if not assignment:
+    least, sizes = least_size(min_train, len(labels)), [len(part) for part in parts]
+    if not sizes:
         raise InputError(f"partition: {name} made no partitions")
-    least, sizes = least_size(min_train, len(labels)), [len(part) for part in assignment]
     if min(sizes) < least:
-        raise InputError(
-            f"partition.min_train = {least}: {name} gives client {int(np.argmin(sizes))} only {min(sizes)} train images"
-        )
-    used = f", {sum(sizes)} of {len(rest)} train images used" if sum(sizes) < len(rest) else ""
+        smallest = f"client {sizes.index(min(sizes))} only {min(sizes)} train images"
+        raise InputError(f"partition.min_train = {least}: {name} gives {smallest}")
     return from_assignment(
-        assignment,
+        [np.array(list(part), np.int64) for part in parts],
         labels,
         dataset.test.labels,
         classes=len(dataset.classes),
         seed=seed,
         auxiliary=taken,
         validation=validation,
-        description=f"{name}, {len(sizes)} clients{used}",
+        description=f"{name}, {len(sizes)} clients",
     )

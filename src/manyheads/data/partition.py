@@ -17,10 +17,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
-from manyheads.data.counts import ALPHAS, checked_options, plan, whole_number
+from manyheads.data.counts import Draw, checked_options, plan, whole_number
 from manyheads.data.dataset import Dataset, check_labels
-from manyheads.data.redraw import Wanted, first_accepted, validation_sizes
-from manyheads.data.rules import check_apart, check_room, check_share, least_size, share_of_test, take_auxiliary
+from manyheads.data.redraw import ALPHAS, first_accepted
+from manyheads.data.rules import check_apart, check_room, check_share, least_size, set_apart, share_of_test
 from manyheads.data.sampling import Ints, deal, stratified, stream
 from manyheads.errors import InputError
 from manyheads.storage import atomic
@@ -90,21 +90,19 @@ class Partition:
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
             if about.pop("check") != _digest(about) or about["format"] != FORMAT or about["hash"] != _hash(arrays):
                 raise ValueError
-            train, kept, test = (
-                tuple(np.split(arrays[name], np.cumsum(arrays[f"{name}_sizes"])[:-1])) for name in GROUPS
-            )
+            parts = [np.split(arrays[name], np.cumsum(arrays[f"{name}_sizes"])[:-1]) for name in GROUPS]
         except FileNotFoundError:
             raise InputError(f"{path}: no such partition file") from None
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, IndexError):
             raise InputError(f"{path}: damaged, or not a partition file of this version ({FORMAT})") from None
+        train, kept, test = map(tuple, parts)
         return cls(train, kept, test, arrays["auxiliary"], about["description"], about["redraws"])
 
     def _arrays(self) -> dict[str, Ints]:
         arrays = {"auxiliary": self.auxiliary}
-        for name in GROUPS:
-            parts: tuple[Ints, ...] = getattr(self, name)
+        for name, parts in zip(GROUPS, (self.train, self.validation, self.test), strict=True):
             arrays[f"{name}_sizes"] = np.array([len(part) for part in parts], np.int64)
-            arrays[name] = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+            arrays[name] = np.concatenate(parts)
         return arrays
 
 
@@ -142,34 +140,30 @@ def make_partition(
     """
     options = checked_options(kind, options or {})
     clients = whole_number("partition.clients", clients)
-    taken = take_auxiliary(train_labels, auxiliary, classes=classes, seed=seed)
-    rest = np.setdiff1d(np.arange(len(train_labels)), taken, assume_unique=True)
-    labels = train_labels[rest]
-    wanted = Wanted(seed, least_size(min_train, len(train_labels)), check_share(validation))
-    check_room(clients, wanted.least, len(rest))
+    check_share(validation)
+    check_labels(train_labels, classes, "train")
+    taken, rest = set_apart(train_labels, auxiliary, seed)
+    least = least_size(min_train, len(train_labels))
+    check_room(clients, least, len(rest))
     here = {name: np.asarray(column)[rest] for name, column in (columns or {}).items()}
-    cells, draw = plan(kind, labels, classes, clients, options, here)
-    larger = (
-        (alpha, plan(kind, labels, classes, clients, {**options, "alpha": alpha}, here).draw)
-        for alpha in ALPHAS
-        if alpha > options.get("alpha", np.inf)
-    )
+
+    def planned(**changed: float) -> tuple[Ints, Draw]:
+        return plan(kind, train_labels[rest], classes, clients, {**options, **changed}, here)
+
+    cells, draw = planned()
+    larger = ((alpha, planned(alpha=alpha)[1]) for alpha in ALPHAS if alpha > options.get("alpha", np.inf))
     settings = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
     about = f"{kind}({settings}), {clients} clients"
-    counts, redraws = first_accepted(draw, wanted, about, larger)
-    about += f", seed {seed}"
-    assignment = [rest[mine] for mine in deal(cells, counts, stream(seed, "images"))]
-    if counts.sum() < len(rest):
-        about += f", {counts.sum()} of {len(rest)} train images used"
+    counts, redraws = first_accepted(draw, seed, least, validation, about, larger)
     return from_assignment(
-        assignment,
+        [rest[mine] for mine in deal(cells, counts, stream(seed, "images"))],
         train_labels,
         test_labels,
         classes=classes,
         seed=seed,
         auxiliary=taken,
         validation=validation,
-        description=about,
+        description=f"{about}, seed {seed}",
         redraws=redraws,
     )
 
@@ -196,23 +190,23 @@ def from_assignment(
         seed: decides which test and validation images a client gets.
         auxiliary: positions in the train split that are kept at the server; none when left out.
         validation: share of each client's images that is kept for validation, in [0, 1).
-        description: what it is, in words.
+        description: what it is, in words; how many train images are used is added where some are left over.
         redraws: how many draws were refused before.
 
     Raises:
         InputError: positions overlap or lie outside the train split, or a client has none.
     """
-    share = check_share(validation)
+    check_share(validation)
     check_labels(train_labels, classes, "train")
     check_labels(test_labels, classes, "test")
     owned = [np.sort(np.asarray(mine, np.int64)) for mine in assignment]
-    held_back = np.zeros(0, np.int64) if auxiliary is None else np.sort(np.asarray(auxiliary, np.int64))
+    held_back = np.sort(np.asarray([] if auxiliary is None else auxiliary, np.int64))
     check_apart("train", [*owned, held_back], len(train_labels))
     train, kept = [], []
     for client, mine in enumerate(owned):
         if not len(mine):
             raise InputError(f"partition: client {client} of {len(owned)} has no train images")
-        size = int(validation_sizes(np.array(len(mine)), share))
+        size = int(len(mine) * validation)
         chosen = stratified(train_labels[mine], size, stream(seed, "validation", client))
         kept.append(mine[chosen])
         train.append(np.delete(mine, chosen))
@@ -220,6 +214,9 @@ def from_assignment(
     available = np.bincount(test_labels, minlength=classes)
     shares = [share_of_test(held[:, c], int(available[c])) for c in range(classes)]
     test = deal(test_labels, np.stack(shares, axis=1), stream(seed, "test"))
+    used, usable = sum(map(len, owned)), len(train_labels) - len(held_back)
+    if used < usable:
+        description += f", {used} of {usable} train images used"
     return Partition(tuple(train), tuple(kept), tuple(test), held_back, description, redraws)
 
 

@@ -17,10 +17,9 @@ def stream(*key: int | str | np.integer[Any]) -> np.random.Generator:
 
 
 def apportion(weights: Ints, total: int) -> Ints:
-    """Split ``total`` in proportion to ``weights`` by largest remainder, in whole numbers and exactly.
+    """Split ``total`` in proportion to ``weights`` by largest remainder, exactly; of equal remainders the first wins.
 
-    Every part is its exact quota rounded down or up; of equal remainders the first wins. All parts are 0 when all
-    weights are.
+    All parts are 0 when all weights are.
     """
     whole = int(weights.sum())
     if whole == 0:
@@ -31,15 +30,10 @@ def apportion(weights: Ints, total: int) -> Ints:
 
 
 def deal(cells: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Deal items to owners at random.
+    """Deal items at random: one sorted array of positions an owner.
 
-    Args:
-        cells: the cell, such as the class, of every item, shape ``[n]``, values in ``0..C-1``.
-        counts: how many items of each cell an owner gets, shape ``[owners, C]``; what is left over goes to nobody.
-        rng: decides which ones.
-
-    Returns:
-        One sorted array of positions an owner.
+    ``cells`` has the cell, such as the class, of every item, shape ``[n]``, values in ``0..C-1``; ``counts`` how many
+    items of each cell an owner gets, shape ``[owners, C]``. What is left over goes to nobody.
     """
     owners, width = counts.shape
     rest = np.bincount(cells, minlength=width) - counts.sum(axis=0)

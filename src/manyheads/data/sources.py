@@ -1,9 +1,9 @@
 """Where a data set comes from: the user's files first, then the Hugging Face hub, then installed packages."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,12 @@ DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # the pac
 DEPTH = 3  # how far below the data folder standard files are looked for
 
 
-@dataclass(frozen=True)
-class _Idx:
-    """File names of a data set in IDX format, up to the ending."""
+class _Idx(NamedTuple):
+    """A data set in IDX files, by the beginnings of their names."""
 
     train: str
     test: str
-    classes: tuple[str, ...] | None
+    classes: tuple[str, ...] | None = None
     transposed: bool = False
 
 
@@ -43,9 +42,12 @@ IDX = {
     "emnist": _Idx("emnist-byclass-train", "emnist-byclass-test", DIGITS + LETTERS, transposed=True),
     "emnist62": _Idx("train", "test", DIGITS + LETTERS),
 }
-CIFAR_FILES = {"cifar10": ("data_batch_1.bin", "test_batch.bin"), "cifar100": ("train.bin", "test.bin")}
-# sets whose files have the same names, with the folder names that tell them apart
-FOLDER_NAMES = {"mnist": "mnist", "fashionmnist": "fashion-mnist", "fmnist": "fashion-mnist"}
+CIFAR = {  # files of the train split, of the test split, with the names of the classes
+    "cifar10": ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], "batches.meta.txt"),
+    "cifar100": (["train.bin"], ["test.bin"], "fine_label_names.txt"),
+}
+# the folder names that tell apart two sets whose files have the same names
+MNIST_OR_FASHION = re.compile(r"(?<![a-z])(f|fashion[-_ ]?)?mnist(?![a-z])", re.IGNORECASE)
 
 
 def load(name: str, data_dir: Path | None = None, limit: int | None = None) -> Dataset:
@@ -78,28 +80,25 @@ def _own(name: str) -> Dataset:
         if is_own(name):
             raise InputError(f"data.source = {name!r}: no such file or folder")
         raise InputError(f"data.source: {unknown('source', name, SOURCES)} (or the path of your own data)")
-    if path.is_file():
-        readers: dict[str, Callable[[Path], Dataset]] = {".npz": read_npz, ".parquet": read_parquet}
-        if path.suffix not in readers:
-            raise InputError(f"data.source = {name!r}: must be a folder, or a file ending in .npz or .parquet")
-        return readers[path.suffix](path)
-    if next(path.rglob("*.parquet"), None):
+    if path.is_file() and path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix == ".parquet" or next(path.rglob("*.parquet"), None):
         return read_parquet(path)
-    for files in (_Idx("train", "t10k", None), _Idx("train", "test", None)):
+    if path.is_file():
+        raise InputError(f"data.source = {name!r}: must be a folder, or a file ending in .npz or .parquet")
+    for files in (_Idx("train", "t10k"), _Idx("train", "test")):
         if _has_idx(path, files):
-            return _read_idx_set(name, path, files)
+            return _read_idx(name, path, files)
     return read_image_folder(path)
 
 
 def _standard(name: str, data_dir: Path | None) -> Dataset:
     """A published data set: from the data folder, the hub, or a Debian package, in this order."""
-    reader = _read_cifar_set if name.startswith("cifar") else _read_known_idx
     folder = _pick(name, data_dir) if data_dir else None
     if folder:
-        return reader(name, folder)
-    looked_for = f"{IDX[name].train}-images-idx3-ubyte(.gz)" if name in IDX else CIFAR_FILES[name][0]
-    where = f"not below {data_dir}" if data_dir else "not in this package"
-    hint = f"give the folder that holds its {looked_for} with --data-dir"
+        return _read(name, folder)
+    file = f"{IDX[name].train}-images-idx3-ubyte(.gz)" if name in IDX else CIFAR[name][0][0]
+    hint = f"give the folder that holds its {file} with --data-dir"
     if name in HUB:
         try:
             return load_hub(HUB[name], name)
@@ -107,75 +106,70 @@ def _standard(name: str, data_dir: Path | None) -> Dataset:
             hint += f", or load it from the hub ({error})"
     if name in DEBIAN:
         if _holds(name, DEBIAN[name]):
-            return reader(name, DEBIAN[name])
+            return _read(name, DEBIAN[name])
         hint += ", or apt install dataset-fashion-mnist"
+    where = f"not below {data_dir}" if data_dir else "not in this package"
     raise InputError(f"data.source = {name!r}: {where}; {hint}")
 
 
 def _pick(name: str, root: Path) -> Path | None:
-    """The one folder at or below ``root`` that holds the set; where sets share file names, folder names decide."""
+    """The one folder at or below ``root`` that holds the set."""
     patterns = ["/".join("*" * depth) + "/" for depth in range(1, DEPTH + 1)]
     folders = [root, *(folder for pattern in patterns for folder in sorted(root.glob(pattern)))]
-    found = {folder: _said(folder, root) for folder in folders if _holds(name, folder)}
-    shared = name in FOLDER_NAMES.values()
-    choice = [folder for folder, said in found.items() if said == name]
-    choice = choice or [folder for folder, said in found.items() if said is None or not shared]
-    if len(choice) > 1:
-        listed = ", ".join(str(folder) for folder in choice)
-        raise InputError(f"data.dir = '{root}': {len(choice)} folders could hold {name}: {listed}; give one of them")
-    return choice[0] if choice else None
+    found = [folder for folder in folders if _holds(name, folder)]
+    if name in ("mnist", "fashion-mnist"):
+        said = {folder: _said(folder, root) for folder in found}
+        found = [folder for folder in found if said[folder] == name] or [f for f in found if said[f] is None]
+    if len(found) > 1:
+        listed = ", ".join(map(str, found))
+        raise InputError(f"data.dir = '{root}': {len(found)} folders could hold {name}: {listed}; give one of them")
+    return found[0] if found else None
 
 
 def _said(folder: Path, root: Path) -> str | None:
-    """The set that the folder's name, or the nearest one above it up to the root's, speaks of."""
-    for part in reversed((root.resolve().name, *folder.relative_to(root).parts)):
-        plain = "".join(letter for letter in part.lower() if letter.isalnum())
-        if plain in FOLDER_NAMES:
-            return FOLDER_NAMES[plain]
-    return None
+    """The set that the folder's path, from the root's name on, speaks of last."""
+    path = "/".join((root.resolve().name, *folder.relative_to(root).parts))
+    words = MNIST_OR_FASHION.findall(path)
+    return ("fashion-mnist" if words[-1] else "mnist") if words else None
 
 
 def _holds(name: str, folder: Path) -> bool:
     if name in IDX:
         return _has_idx(folder, IDX[name])
-    return all((folder / file).is_file() for file in CIFAR_FILES[name])
+    return all((folder / files[0]).is_file() for files in CIFAR[name][:2])
+
+
+def _read(name: str, folder: Path) -> Dataset:
+    return _read_idx(name, folder, IDX[name]) if name in IDX else _read_cifar(name, folder)
 
 
 def _has_idx(folder: Path, files: _Idx) -> bool:
-    return all(_idx_file(folder, split, "images", 3).is_file() for split in (files.train, files.test))
+    return all(_idx_file(folder, f"{split}-images", 3).is_file() for split in (files.train, files.test))
 
 
-def _idx_file(folder: Path, split: str, what: str, dimensions: int) -> Path:
+def _idx_file(folder: Path, start: str, dimensions: int) -> Path:
     """The file under one of its usual names; the first of them when there is none."""
-    names = [f"{split}-{what}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
-    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    paths = [folder / f"{start}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
-def _read_known_idx(name: str, folder: Path) -> Dataset:
-    return _read_idx_set(name, folder, IDX[name])
+def _read_idx(name: str, folder: Path, files: _Idx) -> Dataset:
+    arrays: list[NDArray[Any]] = []
+    for split in (files.train, files.test):
+        paths = _idx_file(folder, f"{split}-images", 3), _idx_file(folder, f"{split}-labels", 1)
+        x, y = read_idx_pair(*paths, len(files.classes) if files.classes else None)
+        arrays += [np.ascontiguousarray(x.transpose(0, 2, 1)) if files.transposed else x, y]
+    return dataset_from_arrays(*arrays, name=name, classes=files.classes)
 
 
-def _read_idx_set(name: str, folder: Path, files: _Idx) -> Dataset:
-    (x_train, y_train), (x_test, y_test) = (
-        read_idx_pair(
-            _idx_file(folder, split, "images", 3),
-            _idx_file(folder, split, "labels", 1),
-            len(files.classes) if files.classes else None,
-        )
-        for split in (files.train, files.test)
+def _read_cifar(name: str, folder: Path) -> Dataset:
+    *splits, names = CIFAR[name]
+    classes = 10 if name == "cifar10" else 100
+    train, test = (
+        Split(*read_cifar([folder / file for file in files], classes, coarse=classes == 100)) for files in splits
     )
-    if files.transposed:
-        x_train, x_test = (np.ascontiguousarray(x.transpose(0, 2, 1)) for x in (x_train, x_test))
-    return dataset_from_arrays(x_train, y_train, x_test, y_test, name=name, classes=files.classes)
-
-
-def _read_cifar_set(name: str, folder: Path) -> Dataset:
-    few = name == "cifar10"
-    classes = 10 if few else 100
-    files = [[f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]] if few else [["train.bin"], ["test.bin"]]
-    train, test = (Split(*read_cifar([folder / file for file in split], classes, coarse=not few)) for split in files)
-    names = folder / ("batches.meta.txt" if few else "fine_label_names.txt")
-    words = names.read_text(encoding="utf-8", errors="replace").split() if names.is_file() else []
+    path = folder / names
+    words = path.read_text(encoding="utf-8", errors="replace").split() if path.is_file() else []
     return Dataset(name, train, test, tuple(words if len(words) == classes else map(str, range(classes))))
 
 

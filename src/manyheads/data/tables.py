@@ -7,13 +7,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.data.dataset import Column, Dataset, dataset_from_arrays
-from manyheads.data.formats import decode, short
-from manyheads.data.sampling import Ints
+from manyheads.data.dataset import Column, Dataset
+from manyheads.data.formats import Pictures, dataset_from_pictures, short
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +40,8 @@ def load_hub(repository: str, name: str) -> Dataset:
     """
     if find_spec("datasets") is None:
         raise HubError(f"{repository}: reading the Hugging Face hub needs: pip install 'manyheads[hub]'")
-    _check_online(repository)
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
+        _check_online(repository)
     import datasets
 
     try:
@@ -51,14 +50,12 @@ def load_hub(repository: str, name: str) -> Dataset:
         raise HubError(f"{repository}: the Hugging Face hub has no such data set here ({short(error)})") from None
     if "train" not in splits:
         raise InputError(f"{repository}: no train split; it has {', '.join(splits)}")
-    tables = [splits[split].with_format("arrow")[:] for split in ("train", "test") if split in splits]
-    return from_tables(tables[0], tables[1] if len(tables) == 2 else None, name)
+    train, *test = (splits[split].with_format("arrow")[:] for split in ("train", "test") if split in splits)
+    return from_tables(train, test[0] if test else None, name)
 
 
 def _check_online(repository: str) -> None:
     """One short request, because the library itself tries for minutes."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     request = urllib.request.Request(f"{endpoint}/api/datasets/{repository}", method="HEAD")
     try:
@@ -78,24 +75,27 @@ def read_parquet(path: Path) -> Dataset:
     Raises:
         InputError: pyarrow is missing, or a file cannot be read or lacks images or labels.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: reading Parquet needs pyarrow: pip install 'manyheads[hub]'") from None
+    if find_spec("pyarrow") is None:
+        raise InputError(f"{path}: reading Parquet needs pyarrow: pip install 'manyheads[hub]'")
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    tables: dict[bool, list[pyarrow.Table]] = {False: [], True: []}
-    for file in files:
-        if not file.name.startswith("valid") or len(files) == 1:
-            try:
-                tables[file.name.startswith("test") and len(files) > 1].append(parquet.read_table(file))
-            except (pyarrow.ArrowException, OSError) as error:
-                raise InputError(f"{file}: not a readable Parquet file ({short(error)})") from None
+    test = [file for file in files if file.name.startswith("test")]
+    train = [file for file in files if not file.name.startswith(("test", "valid"))]
+    if not train:  # then names mean nothing
+        train, test = files, []
+    return from_tables(_read_tables(train), _read_tables(test) if test else None, str(path))
+
+
+def _read_tables(files: Sequence[Path]) -> "pyarrow.Table":
+    import pyarrow
+    from pyarrow import parquet
+
+    tables = []
     try:
-        train, *test = (pyarrow.concat_tables(part) for part in tables.values() if part)
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise InputError(f"{path}: its Parquet files do not fit together ({short(error)})") from None
-    return from_tables(train, test[0] if test else None, str(path))
+        for file in files:
+            tables.append(parquet.read_table(file))
+        return pyarrow.concat_tables(tables)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{file}: not a readable Parquet file, or unlike those before it ({short(error)})") from None
 
 
 def from_tables(train: "pyarrow.Table", test: "pyarrow.Table | None", name: str) -> Dataset:
@@ -108,25 +108,13 @@ def from_tables(train: "pyarrow.Table", test: "pyarrow.Table | None", name: str)
     Raises:
         InputError: a column is missing, or an image cannot be read or has another size.
     """
-    image, label = _column(train, IMAGE_COLUMNS, name), _column(train, LABEL_COLUMNS, name)
-    tables = {f"{name} (train)": train} | ({f"{name} (test)": test} if test is not None else {})
-    pictures, labels, columns = [], [], []
-    for where, table in tables.items():
-        pictures.append(_encoded(table[_column(table, [image], where)], where))
-        labels.append(_integers(table[_column(table, [label], where)], f"{where}: column {label}"))
-        columns.append(_others(table, (image, label)))
-    pixels = decode(chain.from_iterable(pictures))
-    n = len(train)
-    return dataset_from_arrays(
-        pixels[:n],
-        labels[0],
-        pixels[n:] if test is not None else None,
-        labels[-1] if test is not None else None,
-        name=name,
-        classes=_class_names(train, label),
-        columns=columns[0],
-        test_columns=columns[-1],
-    )
+    splits = []
+    for where, table in ((f"{name} (train)", train), (f"{name} (test)", test)):
+        if table is not None:
+            image, label = _column(table, IMAGE_COLUMNS, where), _column(table, LABEL_COLUMNS, where)
+            others = _others(table, (image, label))
+            splits.append(Pictures(_encoded(table[image], where), table[label].to_numpy(), others))
+    return dataset_from_pictures(splits, name, _class_names(train))
 
 
 def _column(table: "pyarrow.Table", names: Sequence[str], where: str) -> str:
@@ -145,13 +133,6 @@ def _encoded(column: "pyarrow.ChunkedArray", where: str) -> Iterator[tuple[str, 
         yield f"{where}: image {i}", data
 
 
-def _integers(column: "pyarrow.ChunkedArray", where: str) -> Ints:
-    if not str(column.type).lstrip("u").startswith("int") or column.null_count:
-        raise InputError(f"{where}: labels must be whole numbers, none missing, not {column.type}")
-    labels: Ints = column.to_numpy().astype("int64")
-    return labels
-
-
 def _others(table: "pyarrow.Table", taken: Sequence[str]) -> dict[str, Column]:
     """Columns of numbers or text, without missing values."""
     columns: dict[str, Column] = {}
@@ -163,8 +144,9 @@ def _others(table: "pyarrow.Table", taken: Sequence[str]) -> dict[str, Column]:
     return columns
 
 
-def _class_names(table: "pyarrow.Table", label: str) -> list[str] | None:
+def _class_names(table: "pyarrow.Table") -> list[str] | None:
     """The names that the datasets library stores in the schema's metadata."""
+    label = _column(table, LABEL_COLUMNS, "")
     try:
         about: Any = json.loads((table.schema.metadata or {})[b"huggingface"])
         return [str(name) for name in about["info"]["features"][label]["names"]]

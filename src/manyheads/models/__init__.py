@@ -6,29 +6,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyheads.models.dropout import Dropout, draw_mask, replace_dropout, set_generator
     from manyheads.models.probing import probe
-    from manyheads.models.registry import build, check_options
+    from manyheads.models.registry import build
     from manyheads.models.split import SplitModel
 
-__all__ = [
-    "Dropout",
-    "SplitModel",
-    "build",
-    "check_options",
-    "draw_mask",
-    "probe",
-    "replace_dropout",
-    "set_generator",
-]
+__all__ = ["Dropout", "SplitModel", "build", "draw_mask", "probe", "replace_dropout", "set_generator"]
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
-    homes = {
-        "SplitModel": "split",
-        "build": "registry",
-        "check_options": "registry",
-        "probe": "probing",
-    }
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{homes.get(name, 'dropout')}"), name)
+    home = {"SplitModel": "split", "build": "registry", "probe": "probing"}.get(name, "dropout")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -76,17 +76,14 @@ class Dropout(nn.Module):
             return x
         if self.generator is None:
             raise RuntimeError("Dropout in train mode needs a generator: call set_generator(model, generator) first")
-        return x * self._mask(x).to(x.device)
-
-    def _mask(self, x: Tensor) -> Tensor:
-        assert self.generator is not None
         if self.channels:
-            mask = draw_mask(x.shape[:2], self.p, self.generator, x.dtype)
-            return mask.view(*x.shape[:2], *[1] * (x.dim() - 2))
-        if x.dim() != 4:
-            return draw_mask(x.shape, self.p, self.generator, x.dtype)
-        n, c, h, w = x.shape
-        return draw_mask((n, h, w, c), self.p, self.generator, x.dtype).permute(0, 3, 1, 2)
+            mask = draw_mask((*x.shape[:2], *[1] * (x.dim() - 2)), self.p, self.generator, x.dtype)
+        elif x.dim() == 4:
+            n, c, h, w = x.shape
+            mask = draw_mask((n, h, w, c), self.p, self.generator, x.dtype).permute(0, 3, 1, 2)
+        else:
+            mask = draw_mask(x.shape, self.p, self.generator, x.dtype)
+        return x * mask.to(x.device)
 
     def extra_repr(self) -> str:
         """Show the options."""
@@ -105,15 +102,9 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
     ``AlphaDropout`` has another rule and stays; ``probe`` refuses it.
     """
-    whole = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    made: dict[nn.Module, Dropout] = {}
-    for name, child in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            if child not in made:
-                made[child] = Dropout(child.p, channels=isinstance(child, whole))
-                made[child].train(child.training)
-            if not name:
-                return made[child]
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, made[child])
+    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return Dropout(module.p, channels=not isinstance(module, nn.Dropout)).train(module.training)
+    for name, child in module._modules.items():
+        if child is not None:
+            setattr(module, name, replace_dropout(child))
     return module

@@ -1,7 +1,6 @@
 """Try a model on two images before a run starts, and refuse in one line what would spoil the run later."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +8,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from manyheads.errors import InputError
-from manyheads.models.checks import Shape
 from manyheads.models.dropout import set_generator
-from manyheads.models.split import SplitModel
+from manyheads.models.split import Shape, SplitModel
 
 
 def probe(model: SplitModel, shape: Shape, classes: int) -> int:
@@ -36,35 +34,28 @@ def probe(model: SplitModel, shape: Shape, classes: int) -> int:
     images = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         trained = _fresh(model, train=True)
-        features = _run(trained.backbone, images)
-        _check_matrix("backbone's features", features)
-        logits = _run(trained.head, features)
-        _check_matrix("head's logits", logits)
+        features = _run("backbone's features", trained.backbone, images)
+        logits = _run("head's logits", trained.head, features)
         if logits.shape[1] != classes:
             raise InputError(f"the model's head gives {logits.shape[1]} logits, but the data has {classes} classes")
-        if not _same(_run(_fresh(model, train=True), images), logits):
+        if not _same(_run("logits", _fresh(model, train=True), images), logits):
             raise InputError("the model gives other logits for the same images: it draws random numbers outside torch")
-        _check_whole(_fresh(model, train=False), images)
+        tested = _fresh(model, train=False)
+        if not _same(_run("logits", tested.to_module(), images), _run("logits", tested, images)):
+            after = f"after its head {model.head_path!r} (softmax?)"
+            raise InputError(f"the network does something {after}: let it return logits")
     return features.shape[1]
 
 
 class _Watch(TorchFunctionMode):
     """Remembers the first torch function during which torch's global generator moved on."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: str | None = None
+    found = ""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = torch.get_rng_state()
         result = func(*args, **(kwargs or {}))
-        if self.found is None and not torch.equal(before, torch.get_rng_state()):
+        if not self.found and not torch.equal(before, torch.get_rng_state()):
             self.found = resolve_name(func) or getattr(func, "__name__", str(func))
         return result
 
@@ -76,23 +67,23 @@ def _fresh(model: SplitModel, train: bool) -> SplitModel:
     return fresh
 
 
-def _run(module: nn.Module, x: Tensor) -> Tensor:
+def _run(what: str, module: nn.Module, x: Tensor) -> Tensor:
+    """The module's output, a matrix with a row for each of two images; ``what`` names it in messages."""
     before = torch.get_rng_state()
     try:
         with _Watch() as watch:
             result = module(x)
-    except InputError:
-        raise
     except Exception as error:  # a person's network can fail in any way
         raise InputError(_failure(error, x)) from error
-    if watch.found is not None or not torch.equal(before, torch.get_rng_state()):
-        name = watch.found or "a function that could not be named"
+    if watch.found or not torch.equal(before, torch.get_rng_state()):
         raise InputError(
-            f"the model draws from torch's global generator, in {name}: runs would not repeat; use the module "
-            "manyheads.models.Dropout, or another with a generator of its own, instead"
+            f"the model draws from torch's global generator, in {watch.found or 'a function without a name'}: runs "
+            "would not repeat; use the module manyheads.models.Dropout, or another with a generator of its own, instead"
         )
     if not isinstance(result, Tensor):
         raise InputError(f"the model returns {type(result).__name__}, but must return one tensor")
+    if result.dim() != 2 or len(result) != 2:
+        raise InputError(f"the {what} have shape {list(result.shape)} for two images, but must be [2, n]: flatten them")
     return result
 
 
@@ -100,22 +91,8 @@ def _failure(error: Exception, x: Tensor) -> str:
     reason = str(error).strip().partition("\n")[0]
     if "view size is not compatible" in reason:
         return "the model calls .view on a channels-last tensor: write .flatten(1) or .reshape(...) there"
-    given = "x".join(map(str, x.shape[1:]))
-    what = f"images of shape {given}" if x.dim() == 4 else f"features of shape {given}"
-    return f"the model does not take {what} ({type(error).__name__}: {reason})"
-
-
-def _check_matrix(what: str, x: Tensor) -> None:
-    if x.dim() != 2 or x.shape[0] != 2:
-        raise InputError(f"the {what} have shape {list(x.shape)} for two images, but must be [2, n]: flatten them")
-
-
-def _check_whole(model: SplitModel, images: Tensor) -> None:
-    """Refuse a network that goes on after its head: its split would be another function."""
-    logits = _run(model, images)
-    if not _same(_run(model.to_module(), images), logits):
-        line = f"the network does something after its head {model.head_path!r} (softmax?): let it return logits"
-        raise InputError(line)
+    given = f"{'images' if x.dim() == 4 else 'features'} of shape {'x'.join(map(str, x.shape[1:]))}"
+    return f"the model does not take {given} ({type(error).__name__}: {reason})"
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -5,8 +5,10 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from manyheads.errors import InputError, unknown
+from manyheads.errors import InputError
 from manyheads.models.dropout import replace_dropout
+
+Shape = tuple[int, int, int]  # of an image: channels, height, width
 
 
 class SplitModel(nn.Module):
@@ -49,13 +51,16 @@ class SplitModel(nn.Module):
         Raises:
             InputError: When ``module`` has no such layer.
         """
-        _check_head(module, head)
+        inner = {name: child for name, child in module.named_modules(remove_duplicate=False) if name}
+        if head not in inner or not any(True for _ in inner[head].parameters()):
+            linears = [name for name, child in inner.items() if isinstance(child, nn.Linear)]
+            raise InputError(
+                f"{type(module).__name__} has no module {head!r}{' with weights' if head in inner else ''}; "
+                + (f"its linear layers are: {', '.join(linears)}" if linears else "it has no linear layer")
+            )
         backbone = replace_dropout(copy.deepcopy(module))
-        parent, _, leaf = head.rpartition(".")
-        owner = backbone.get_submodule(parent)
-        part = owner.get_submodule(leaf)
-        setattr(owner, leaf, nn.Identity())
-        split = cls(backbone, part)
+        split = cls(backbone, backbone.get_submodule(head))
+        backbone.set_submodule(head, nn.Identity())
         split.head_path = head
         return split
 
@@ -64,25 +69,5 @@ class SplitModel(nn.Module):
         if self.head_path is None:
             return copy.deepcopy(self)
         whole = copy.deepcopy(self.backbone)
-        parent, _, leaf = self.head_path.rpartition(".")
-        setattr(whole.get_submodule(parent), leaf, copy.deepcopy(self.head))
+        whole.set_submodule(self.head_path, copy.deepcopy(self.head))
         return whole
-
-
-def _check_head(module: nn.Module, head: str) -> None:
-    """Refuse a head that ``module`` does not have, naming the nearest one or the linear layers that there are."""
-    modules = dict(module.named_modules(remove_duplicate=False))
-    kind = type(module).__name__
-    found = modules.get(head) if head else None
-    if found is not None and any(True for _ in found.parameters()):
-        return
-    if found is not None:
-        raise InputError(f"head {head!r} of {kind} is a {type(found).__name__} without weights; {_linears(modules)}")
-    line = unknown("head", head, [name for name in modules if name])
-    hint = line if "did you mean" in line else f"{kind} has no module {head!r}"
-    raise InputError(f"{hint}; {_linears(modules)}")
-
-
-def _linears(modules: dict[str, nn.Module]) -> str:
-    names = [name for name, child in modules.items() if name and isinstance(child, nn.Linear)]
-    return f"its linear layers are: {', '.join(names)}" if names else "it has no linear layer"

@@ -1,19 +1,20 @@
 """The small networks of the papers. Every public function here is a model that a config can name.
 
 Each takes the images' ``shape`` ``(c, h, w)``, the number of ``classes`` and its options as keywords, as a factory of
-your own would. Weights are drawn from torch's global generator, so the caller decides the seed. ReLU comes after the
-pooling: the function is the same, at a quarter of the elements.
+your own would, and raises ``InputError`` on an option out of range; the message starts with the option's name. Weights
+are drawn from torch's global generator, so the caller decides the seed. ReLU comes after the pooling: the function is
+the same, at a quarter of the elements.
 """
 
 from collections import OrderedDict
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.models.checks import Shape, at_least, pooled, probability
 from manyheads.models.dropout import Dropout
-from manyheads.models.split import SplitModel
+from manyheads.models.split import Shape, SplitModel
 
 
 def cnn(
@@ -22,7 +23,7 @@ def cnn(
     classes: int,
     kernel: int = 5,
     padding: int = 0,
-    widths: tuple[int, int] = (32, 64),
+    widths: tuple[int, ...] = (32, 64),
     features: int = 512,
     dropout: float = 0.25,
 ) -> SplitModel:
@@ -32,37 +33,37 @@ def cnn(
     ``kernel = 3`` with ``padding = 1`` is the variant that fits the values published for CIFAR-10 better.
 
     Args:
-        shape: Images, ``(c, h, w)``.
+        shape: Images, ``(c, h, w)``, not too small for the convolutions.
         classes: Number of logits.
-        kernel: Side of both convolutions, at least 1.
+        kernel: Side of all convolutions, at least 1.
         padding: Their padding, at least 0.
-        widths: Their channels, each at least 1.
+        widths: Their channels, each at least 1; a convolution for each.
         features: Size of the hidden layer, at least 1.
         dropout: Probability in [0, 1), before the hidden layer.
-
-    Raises:
-        InputError: On a value out of range or an image that is too small.
     """
-    at_least(1, kernel=kernel, widths=widths, features=features)
-    at_least(0, padding=padding)
-    probability(dropout=dropout)
-    if len(widths) != 2:
-        raise InputError(f"model.widths = {list(widths)}: must be two numbers, such as [32, 64]")
-    first, second = widths
-    h, w = pooled("cnn", shape, [(kernel, padding), (kernel, padding)])
-    layers: list[tuple[str, nn.Module]] = [
-        ("conv1", nn.Conv2d(shape[0], first, kernel, padding=padding)),
-        ("pool1", nn.MaxPool2d(2)),
-        ("relu1", nn.ReLU()),
-        ("conv2", nn.Conv2d(first, second, kernel, padding=padding)),
-        ("pool2", nn.MaxPool2d(2)),
-        ("relu2", nn.ReLU()),
-        ("dropout", Dropout(dropout)),
-        ("flatten", nn.Flatten()),
-        ("fc", nn.Linear(second * h * w, features)),
-        ("relu3", nn.ReLU()),
-    ]
-    return SplitModel(nn.Sequential(OrderedDict(layers)), nn.Linear(features, classes))
+    _at_least(1, kernel=kernel, widths=widths, features=features)
+    _at_least(0, padding=padding)
+    table = [(width, kernel, padding) for width in widths]
+    return _convolutional("cnn", shape, classes, table, nn.ReLU, features, dropout)
+
+
+def lineage_cnn(*, shape: Shape, classes: int, blocks: int = 0, features: int = 128) -> SplitModel:
+    """The CNN of FedeCouple's lineage: 16, 32 and (from 32x32 on) 64 channels, leaky ReLU, 128 features.
+
+    As FedPAC and FedMate have it: conv5x5(16) - pool - conv5x5(32, padding 1) - pool, for 32x32 images
+    conv3x3(64, padding 1) - pool as well, then a hidden layer and a linear head.
+
+    Args:
+        shape: Images, ``(c, h, w)``, not too small for the convolutions.
+        classes: Number of logits.
+        blocks: Number of convolutions, 2 or 3; 0 takes 3 for images of at least 32x32 and otherwise 2.
+        features: Size of the hidden layer, at least 1.
+    """
+    _at_least(1, features=features)
+    if blocks not in (0, 2, 3):
+        raise InputError(f"blocks = {blocks}: must be 2, 3, or 0 for the choice by image size")
+    table = [(16, 5, 0), (32, 5, 1), (64, 3, 1)][: blocks or (3 if min(shape[1:]) >= 32 else 2)]
+    return _convolutional("lineage_cnn", shape, classes, table, nn.LeakyReLU, features)
 
 
 def mlp(*, shape: Shape, classes: int, hidden: tuple[int, ...] = (128,), dropout: float = 0.0) -> SplitModel:
@@ -73,45 +74,112 @@ def mlp(*, shape: Shape, classes: int, hidden: tuple[int, ...] = (128,), dropout
         classes: Number of logits.
         hidden: Sizes of the hidden layers, each at least 1, at least one layer; the last one gives the features.
         dropout: Probability in [0, 1), after each hidden layer.
-
-    Raises:
-        InputError: On a value out of range.
     """
-    at_least(1, hidden=hidden)
-    probability(dropout=dropout)
+    _at_least(1, hidden=hidden)
     sizes = [shape[0] * shape[1] * shape[2], *hidden]
-    layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
-        layers += [(f"fc{i}", nn.Linear(inputs, outputs)), (f"relu{i}", nn.ReLU()), (f"dropout{i}", Dropout(dropout))]
-    return SplitModel(nn.Sequential(OrderedDict(layers)), nn.Linear(sizes[-1], classes))
+        layers |= {f"fc{i}": nn.Linear(inputs, outputs), f"relu{i}": nn.ReLU(), f"dropout{i}": Dropout(dropout)}
+    return SplitModel(nn.Sequential(layers), nn.Linear(sizes[-1], classes))
 
 
-def lineage_cnn(*, shape: Shape, classes: int, blocks: int = 0, features: int = 128) -> SplitModel:
-    """The CNN of FedeCouple's lineage: 16, 32 and (from 32x32 on) 64 channels, leaky ReLU, 128 features.
+def resnet8(*, shape: Shape, classes: int, width: int = 16) -> SplitModel:
+    """ResNet-8 with BatchNorm: three stages of one block, 64 features.
 
-    As FedPAC and FedMate have it: conv5x5(16) - pool - conv5x5(32, padding 1) - pool, for 32x32 images
-    conv3x3(64, padding 1) - pool as well, then a hidden layer and a linear head.
+    The 6n + 2 layer family of He et al. 2016, section 4.2, with n = 1 and 1x1 shortcuts.
 
     Args:
         shape: Images, ``(c, h, w)``.
         classes: Number of logits.
-        blocks: Number of convolutions, 2 or 3; 0 takes 3 for images of at least 32x32 and otherwise 2.
-        features: Size of the hidden layer, at least 1.
-
-    Raises:
-        InputError: On a value out of range or an image that is too small.
+        width: Channels of the first stage, at least 1; each later one has twice as many.
     """
-    at_least(1, features=features)
-    if blocks not in (0, 2, 3):
-        raise InputError(f"model.blocks = {blocks}: must be 2, 3, or 0 for the choice by image size")
-    count = blocks or (3 if min(shape[1:]) >= 32 else 2)
-    table = [(16, 5, 0), (32, 5, 1), (64, 3, 1)][:count]
-    h, w = pooled("lineage_cnn", shape, [(kernel, padding) for _, kernel, padding in table])
-    layers: list[tuple[str, nn.Module]] = []
-    channels = shape[0]
+    return _resnet(shape, classes, width, stages=3, blocks=1)
+
+
+def resnet18(*, shape: Shape, classes: int, width: int = 64) -> SplitModel:
+    """ResNet-18 with BatchNorm: four stages of two blocks, 512 features, first layer for small images.
+
+    He et al. 2016, table 1, with the 3x3 first convolution of stride 1 and no pooling that is usual for 32x32 images.
+
+    Args:
+        shape: Images, ``(c, h, w)``.
+        classes: Number of logits.
+        width: Channels of the first stage, at least 1; each later one has twice as many.
+    """
+    return _resnet(shape, classes, width, stages=4, blocks=2)
+
+
+def _at_least(low: int, **options: int | Sequence[int]) -> None:
+    """Refuse an option that is below ``low``, has an element below it, or is empty."""
+    for name, value in options.items():
+        values = [value] if isinstance(value, int) else list(value)
+        if min(values, default=low - 1) < low:
+            raise InputError(f"{name} = {value if isinstance(value, int) else values}: must be at least {low}")
+
+
+def _convolutional(
+    name: str,
+    shape: Shape,
+    classes: int,
+    table: Sequence[tuple[int, int, int]],
+    activation: Callable[[], nn.Module],
+    features: int,
+    dropout: float = 0.0,
+) -> SplitModel:
+    """Convolutions of ``table``'s (channels, kernel, padding), each with a 2x2 pooling, and a hidden layer."""
+
+    def pooled(side: int) -> int:
+        for _, kernel, padding in table:
+            side = max(0, side + 2 * padding - kernel + 1) // 2
+        return side
+
+    channels, h, w = shape[0], pooled(shape[1]), pooled(shape[2])
+    if min(h, w) < 1:
+        smallest = next(side for side in count(1) if pooled(side))
+        raise InputError(
+            f"name = {name!r}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest} "
+            "with these options; 'mlp' takes any size"
+        )
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (width, kernel, padding) in enumerate(table, start=1):
-        layers.append((f"conv{i}", nn.Conv2d(channels, width, kernel, padding=padding)))
-        layers += [(f"pool{i}", nn.MaxPool2d(2)), (f"relu{i}", nn.LeakyReLU())]
+        convolution = nn.Conv2d(channels, width, kernel, padding=padding)
+        layers |= {f"conv{i}": convolution, f"pool{i}": nn.MaxPool2d(2), f"relu{i}": activation()}
         channels = width
-    layers += [("flatten", nn.Flatten()), ("fc", nn.Linear(channels * h * w, features)), ("relu", nn.LeakyReLU())]
-    return SplitModel(nn.Sequential(OrderedDict(layers)), nn.Linear(features, classes))
+    layers |= {"dropout": Dropout(dropout), "flatten": nn.Flatten()}
+    layers |= {"fc": nn.Linear(channels * h * w, features), "relu": activation()}
+    return SplitModel(nn.Sequential(layers), nn.Linear(features, classes))
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, inputs, h, w]`` to ``[batch, outputs, h / stride, w / stride]``."""
+        inner = nn.functional.relu(self.bn1(self.conv1(x)))
+        return nn.functional.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
+
+
+def _resnet(shape: Shape, classes: int, width: int, stages: int, blocks: int) -> SplitModel:
+    _at_least(1, width=width)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["conv1"] = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
+    layers |= {"bn1": nn.BatchNorm2d(width), "relu": nn.ReLU()}
+    inputs = width
+    for i in range(stages):
+        outputs = width * 2**i
+        first = _Block(inputs, outputs, stride=2 if i else 1)
+        layers[f"layer{i + 1}"] = nn.Sequential(first, *(_Block(outputs, outputs, 1) for _ in range(blocks - 1)))
+        inputs = outputs
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return SplitModel(nn.Sequential(layers), nn.Linear(inputs, classes))

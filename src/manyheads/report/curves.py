@@ -1,18 +1,17 @@
 """Accuracy over rounds, as a picture."""
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from manyheads.report.rows import DATA, Key, Row, Run, RunEntry, by_label, is_teacher, line_name, order
+from manyheads.storage.atomic import write_bytes
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, without the yellow that white swallows.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -20,6 +19,12 @@ _MARKERS = "os^DvPX"
 _TITLES = {
     "client test": ("Clients' own test images", "accuracy, mean over clients, %"),
     "global test": ("Global models on all test images", "accuracy, %"),
+}
+_STYLES: dict[str, tuple[str | tuple[float, tuple[float, float]], str]] = {
+    "post_agg": ("-", "solid: personal models before local training"),
+    "post_adapt": ((0, (4, 1.5)), "dashed: after adaptation to own train images"),
+    "global": ((0, (1, 1)), "dotted: global model"),
+    "variant": ("-.", "dash-dotted: a named variant"),
 }
 _POINTS = 72 / 100  # of a pixel
 _HEIGHT = 620.0  # of a panel, about, in pixels
@@ -38,27 +43,18 @@ class Curve(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A line with its place among the labels, which gives its colour and marker, and its name."""
+    """A curve, its name, and the place of its label, which gives its colour and marker."""
 
-    place: int
+    curve: Curve
     name: str
     key: Key
-    curve: Curve
     teacher: bool
+    place: int
 
     @property
     def color(self) -> str:
         """The colour of the label."""
         return COLORS[self.place % len(COLORS)]
-
-    @property
-    def style(self) -> str | tuple[float, tuple[float, float]]:
-        """How the line is drawn: what ``_legend`` explains."""
-        if self.key.variant:
-            return "-."
-        if self.key.model == "global":
-            return (0, (1, 1))
-        return "-" if self.key.moment == "post_agg" else (0, (4, 1.5))
 
 
 def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
@@ -83,25 +79,26 @@ def plot_runs(runs: Sequence[Run], path: Path, title: str = "") -> None:
     On the left accuracy on clients' own test images, on the right that of global models on all test images. A band is
     one standard deviation: over seeds where there are several, else over clients. Teachers have none.
     """
-    groups = by_label(runs)
-    keys = sorted({key for run in runs for key in run.headline}, key=order)
-    present = [data for data in DATA if any(key.data == data for key in keys)]
+    drawn = []
+    for place, (label, group) in enumerate(by_label(runs).items()):
+        method = group[0].entry.method
+        for key in sorted({key for run in group for key in run.headline}, key=order):
+            name = line_name(label, method, key)
+            drawn.append(Drawn(curve(group, key), name, key, is_teacher(method, key), place))
+    panels = [lines for data in DATA if (lines := [line for line in drawn if line.key.data == data])]
     figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=15, x=0.01, ha="left")
     # The clients' own images, which most come for, get the larger part.
-    grid = figure.add_gridspec(1, max(1, len(present)), width_ratios=(2, 1) if len(present) > 1 else None)
-    for place, data in enumerate(present):
-        _panel(figure.add_subplot(grid[place]), groups, [key for key in keys if key.data == data])
-    figure.supxlabel(_legend(groups, keys), fontsize=11, x=0.01, ha="left")
+    grid = figure.add_gridspec(1, max(1, len(panels)), width_ratios=(2, 1) if len(panels) > 1 else None)
+    for place, lines in enumerate(panels):
+        _panel(figure.add_subplot(grid[place]), lines)
+    figure.supxlabel(_legend(drawn), fontsize=11, x=0.01, ha="left")
     save_figure(figure, path)
 
 
-def curve(runs: Sequence[Run], key: Key) -> Curve | None:
-    """The line of one headline number over the seeds that got furthest; None where no run has it."""
+def curve(runs: Sequence[Run], key: Key) -> Curve:
+    """The line of one headline number, which at least one run has, over the seeds that got furthest."""
     series = [run.headline[key] for run in runs if key in run.headline]
-    if not series:
-        return None
     last = max(max(rounds) for rounds in series)
     series = [rounds for rounds in series if last in rounds]
     done = sorted(set.intersection(*(set(rounds) for rounds in series)))
@@ -117,12 +114,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG: whole or not at all, so that a viewer never meets half a picture."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(picture.getvalue())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(path, picture.getvalue())
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
@@ -144,21 +136,14 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return [position + place * gap for place, position in enumerate(flat)]
 
 
-def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key]) -> None:
-    drawn = []
-    for place, (label, runs) in enumerate(groups.items()):
-        method = runs[0].entry.method
-        for key in keys:
-            found = curve(runs, key)
-            if found:
-                drawn.append(Drawn(place, line_name(label, method, key), key, found, is_teacher(method, key)))
-    several = _seeds(groups) > 1
-    for line in drawn:
+def _panel(axes: Axes, lines: Sequence[Drawn]) -> None:
+    several = _seeds(lines) > 1
+    for line in lines:
         # Seeds differ little, clients much: bands over clients soon cover everything, so more of them are paler. Among
         # bands over seeds, one over clients would be taken for one of them.
         banded = not line.teacher and (line.curve.seeds > 1) == several
-        _draw(axes, line, banded * (0.15 if several else min(0.15, 0.4 / len(drawn))))
-    title, quantity = _TITLES[keys[0].data]
+        _draw(axes, line, banded * (0.15 if several else min(0.15, 0.4 / len(lines))))
+    title, quantity = _TITLES[lines[0].key.data]
     axes.set_title(title, fontsize=13, loc="left")
     axes.set_xlabel("finished rounds", fontsize=12)
     axes.set_ylabel(quantity, fontsize=12)
@@ -166,18 +151,17 @@ def _panel(axes: Axes, groups: Mapping[str, Sequence[Run]], keys: Sequence[Key])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    last = max(1, *(line.curve.done[-1] for line in drawn))
-    axes.set_xlim(-0.01 * last, 1.01 * last)
+    axes.margins(x=0.01)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high - 5), high)
-    _names(axes, sorted(drawn, key=lambda line: line.curve.accuracy[-1]))
+    _names(axes, sorted(lines, key=lambda line: line.curve.accuracy[-1]))
 
 
 def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
     done, accuracy, band, _ = line.curve
-    marker = _MARKERS[(line.place + line.place // len(COLORS)) % len(_MARKERS)]
     width, pale = (1.0, 0.5) if line.teacher else (2.2, 1.0)
-    (drawn,) = axes.plot(done, accuracy, color=line.color, linestyle=line.style, linewidth=width, alpha=pale)
+    (drawn,) = axes.plot(done, accuracy, color=line.color, linestyle=_style(line)[0], linewidth=width, alpha=pale)
+    marker = _MARKERS[(line.place + line.place // len(COLORS)) % len(_MARKERS)]
     drawn.set(marker=marker, markersize=3 if line.teacher else 5, markevery=len(done) // 8 + 1)
     if alpha and any(band):
         low = [max(0.0, value - reach) for value, reach in zip(accuracy, band, strict=True)]
@@ -186,53 +170,42 @@ def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
 
 
 def _names(axes: Axes, lines: Sequence[Drawn]) -> None:
-    """Writes name and last value of each line, lowest first, beside its end: a legend that needs no looking up.
-
-    Args:
-        axes: The panel, its limits settled.
-        lines: What was drawn, lowest end first.
-    """
+    """Writes name and last value of each line, lowest first, beside its end: a legend that needs no looking up."""
     low, high = axes.get_ylim()
-    size = max(6.0, min(11.0, _HEIGHT / max(len(lines), 1) * 0.8 * _POINTS))
+    size = max(6.0, min(11.0, _HEIGHT / len(lines) * 0.8 * _POINTS))
     ends = [(line.curve.accuracy[-1] - low) / (high - low) for line in lines]
     for line, end, height in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / _HEIGHT), strict=True):
         axes.annotate(
             f"{line.curve.accuracy[-1]:.1f}  {line.name}",
             xy=(1.0, end),
-            xycoords="axes fraction",
             xytext=(1.04, height),
-            textcoords="axes fraction",
+            xycoords="axes fraction",
             color=line.color,
             fontsize=size,
             va="center",
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": line.color,
-                "linewidth": 0.8,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops={"arrowstyle": "-", "color": line.color, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+            | {"relpos": (0, 0.5)},
         )
 
 
-def _legend(groups: Mapping[str, Sequence[Run]], keys: Sequence[Key]) -> str:
-    parts = []
-    if any((key.model, key.moment) == ("personal", "post_agg") for key in keys):
-        parts.append("solid: personal models before local training")
-    if any(key.moment == "post_adapt" for key in keys):
-        parts.append("dashed: after adaptation to own train images")
-    if any(key.model == "global" for key in keys):
-        parts.append("dotted: global model")
-    if any(key.variant for key in keys):
-        parts.append("dash-dotted: a named variant")
-    if any(is_teacher(runs[0].entry.method, key) for runs in groups.values() for key in runs[0].headline):
-        parts.append("thin: teacher, a diagnostic")
-    seeds = _seeds(groups)
-    spread_over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "standard deviation over clients"
-    return ";  ".join(parts) + f"\n{'line and band' if seeds > 1 else 'band'}: {spread_over}"
+def _legend(lines: Sequence[Drawn]) -> str:
+    used = {_style(line) for line in lines}
+    parts = [style[1] for style in _STYLES.values() if style in used]
+    parts += ["thin: teacher, a diagnostic"] if any(line.teacher for line in lines) else []
+    seeds = _seeds(lines)
+    band = (
+        f"line and band: mean and standard deviation over {seeds} seeds"
+        if seeds > 1
+        else ("band: standard deviation over clients")
+    )
+    return ";  ".join(parts) + "\n" + band
 
 
-def _seeds(groups: Mapping[str, Sequence[Run]]) -> int:
-    return max((len(runs) for runs in groups.values()), default=0)
+def _style(line: Drawn) -> tuple[str | tuple[float, tuple[float, float]], str]:
+    key = line.key
+    return _STYLES["variant" if key.variant else "global" if key.model == "global" else key.moment]
+
+
+def _seeds(lines: Sequence[Drawn]) -> int:
+    return max((line.curve.seeds for line in lines), default=1)

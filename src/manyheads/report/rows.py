@@ -6,7 +6,6 @@ folder for each method and seed: ``<method>/`` with one seed, ``<method>-seed<k>
 Rounds are counted here as people count them: 0 is the evaluation before training, ``n`` the state after ``n`` rounds.
 """
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyheads.errors import InputError
+from manyheads.storage.log import read_rows
 
 Row = Mapping[str, Any]
 Metric = Mapping[str, Any]
@@ -86,10 +86,8 @@ class Run:
         for row in self.rows:
             if row["round"] < 0 and "stage" in row:
                 continue
-            for metric in row.get("metrics", ()):
-                key = Key(*(metric.get(name, "") for name in Key._fields))
-                if is_headline(key) and metric.get("accuracy") is not None:
-                    found.setdefault(key, {})[row["round"] + 1] = metric
+            for key, metric in headlines(row).items():
+                found.setdefault(key, {})[row["round"] + 1] = metric
         return found
 
 
@@ -98,24 +96,20 @@ class Line:
     """One number of the final table, over the seeds that got furthest.
 
     Attributes:
-        name: What to print, such as ``"pfedkdh (EA)"``, ``"fedper (post_adapt)"`` or ``"fedavg (global)"``.
-        short: The same for where model and moment stand beside it: ``"pfedkdh (EA)"``, ``"fedper"``, ``"fedavg"``.
         label: The run's label.
+        method: The run's method.
         key: Which number it is.
         done: The rounds after which it was measured.
         planned: The rounds that the configuration asks for.
         metrics: Seed to metric, without seeds that stopped earlier: numbers of other rounds must not be averaged.
-        teacher: Whether it is a diagnostic; see ``is_teacher``.
     """
 
-    name: str
-    short: str
     label: str
+    method: str
     key: Key
     done: int
     planned: int
     metrics: Mapping[int, Metric]
-    teacher: bool = False
 
     @property
     def accuracies(self) -> dict[int, float]:
@@ -128,7 +122,13 @@ def is_headline(key: Key) -> bool:
     if key.data == "global test":
         return key.model == "global" and key.moment == "post_agg"
     moments = MOMENTS if key.model == "personal" else MOMENTS[:1]
-    return key.data == "client test" and key.average == "macro" and key.model in MODELS and key.moment in moments
+    return key.data == "client test" and key.average == "macro" and key.moment in moments
+
+
+def headlines(row: Row) -> dict[Key, Metric]:
+    """The headline numbers of a row, the most important one first."""
+    found = {Key(*(metric.get(name, "") for name in Key._fields)): metric for metric in row.get("metrics", ())}
+    return {key: found[key] for key in sorted(filter(is_headline, found), key=order) if "accuracy" in found[key]}
 
 
 def is_teacher(method: str, key: Key) -> bool:
@@ -175,9 +175,7 @@ def final_lines(runs: Iterable[Run]) -> list[Line]:
             series = {run.entry.seed: run.headline[key] for run in group if key in run.headline}
             done = max(max(rounds) for rounds in series.values())
             metrics = {seed: rounds[done] for seed, rounds in series.items() if done in rounds}
-            method, planned = group[0].entry.method, group[0].planned
-            name, short = (line_name(label, method, key, full) for full in (True, False))
-            lines.append(Line(name, short, label, key, done, planned, metrics, is_teacher(method, key)))
+            lines.append(Line(label, group[0].entry.method, key, done, group[0].planned, metrics))
     return lines
 
 
@@ -221,34 +219,14 @@ def load_runs(folder: Path) -> list[Run]:
         InputError: No run in the folder has one, or a file cannot be read.
     """
     entries = runs_of(folder)
-    runs = [Run(entry, read_rows(entry.path), read_toml(entry.path / "config.toml")) for entry in entries]
+    runs = [
+        Run(entry, read_rows(entry.path / "rounds.jsonl"), read_toml(entry.path / "config.toml")) for entry in entries
+    ]
     runs = [run for run in runs if run.rows]
     if not runs:
         missing = entries[0].path if entries else folder / "<method>"
         raise InputError(f"{folder}: nothing to show yet, no row in {missing / 'rounds.jsonl'}")
     return runs
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The complete lines of a run's ``rounds.jsonl``; none when there is no such file yet.
-
-    Raises:
-        InputError: A complete line is not a JSON object with a round.
-    """
-    file = path / "rounds.jsonl"
-    if not file.exists():
-        return []
-    rows: list[Row] = []
-    # What follows the last newline is a line that a killed run did not finish.
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{file}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-            raise InputError(f'{file}, line {number}: not a row of a round (a JSON object with a whole number "round")')
-        rows.append(row)
-    return rows
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -267,6 +245,8 @@ def _entry(path: Path, label: str | None) -> RunEntry:
     config = read_toml(path / "config.toml")
     try:
         method, seed = str(config["algorithm"]["name"]), int(config["run"]["seed"])
+        for section, key in (("data", "source"), ("partition", "kind"), ("partition", "clients"), ("model", "name")):
+            config[section][key]  # for the titles
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path / 'config.toml'}: needs [algorithm] name and [run] seed") from error
+        raise InputError(f"{path / 'config.toml'}: no config of a run ({error!r})") from error
     return RunEntry(label or method, method, seed, path)

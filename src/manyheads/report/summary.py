@@ -42,12 +42,9 @@ def describe(runs: Sequence[Run]) -> str:
     Args:
         runs: At least one, of one experiment.
     """
-    config = runs[0].config
     seeds = sorted({run.entry.seed for run in runs})
-    source, model = config.get("data", {}).get("source"), config.get("model", {}).get("name")
-    parts = [source, _partition(config), f"model {model}" if model else None]
-    parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
-    return "; ".join(part for part in parts if part)
+    config = runs[0].config
+    return f"{_data_of(config)}; model {config['model']['name']}; seed{'s' * (len(seeds) > 1)} {str(seeds)[1:-1]}"
 
 
 def notes(folder: Path, runs: Sequence[Run]) -> list[str]:
@@ -94,9 +91,7 @@ def pictures(folder: Path) -> list[Path]:
     from manyheads.report.partition import plot_counts
 
     counts, auxiliary = (np.asarray(data[name], dtype=np.int64) for name in ("counts", "auxiliary"))
-    description = ", ".join(
-        part for part in (data["name"], _partition(first.config), f"seed {first.entry.seed}") if part
-    )
+    description = f"{_data_of(first.config)}; seed {first.entry.seed}"
     files = [folder / "curves.png", folder / "partition.png"]
     try:
         plot_runs(runs, files[0], describe(runs))
@@ -115,16 +110,14 @@ def _data(file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: cannot be read ({error!r})") from error
     if not fits:
         raise InputError(f"{file}: needs one count a class ({classes}) for each client and for the auxiliary set")
-    return {"name": "", **data}
+    return data
 
 
-def _partition(config: Mapping[str, Any]) -> str:
-    partition = dict(config.get("partition", {}))
-    kind, clients = partition.pop("kind", ""), partition.pop("clients", None)
-    partition.pop("min_train", None)
-    options = ", ".join(f"{name}={value}" for name, value in partition.items())
-    parts = [f"{kind}({options})" if kind else "", f"{clients} client{'s' * (clients != 1)}" if clients else ""]
-    return ", ".join(part for part in parts if part)
+def _data_of(config: Mapping[str, Any]) -> str:
+    partition = dict(config["partition"])
+    kind, clients = partition.pop("kind"), partition.pop("clients")
+    options = ", ".join(f"{name}={value}" for name, value in partition.items() if name != "min_train")
+    return f"{config['data']['source']}; {kind}({options}), {clients} client{'s' * (clients != 1)}"
 
 
 def _show(console: Console, table: Table | None) -> None:

@@ -6,61 +6,53 @@ from importlib import import_module
 from statistics import mean, median, stdev
 
 from rich.box import SIMPLE_HEAD
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.report.rows import Line, Metric, Row, Run, by_label, order
+from manyheads.report.rows import Line, Metric, Row, Run, by_label, is_teacher, line_name, order
 
-_DATA = {
-    "client test": ("clients' own test images", "each client's own test images"),
-    "global test": ("all test images", "all test images together"),
+_TITLES = {"client test": "clients' own test images", "global test": "all test images"}
+_WORDS = {
+    "client test": "Accuracy on each client's own test images (client test), mean over {}, every client alike "
+    "(macro average); client std: standard deviation over clients; worst decile: mean of the lowest tenth",
+    "global test": "Accuracy on all test images together (global test), every image alike (micro average)",
 }
-_MOMENT = {"post_agg": "before local training", "post_adapt": "after adaptation to the client's own train images"}
+_MOMENTS = {"post_agg": "before local training", "post_adapt": "after adaptation to the client's own train images"}
 
 
 def final_table(lines: Sequence[Line]) -> Table:
     """Accuracy, in per cent, of lines that share data and average, the highest first.
 
-    With several seeds: mean ± standard deviation over seeds. The spread over clients is the mean over seeds. What is
-    the same in all rows stands in the sentence below, not in a column.
+    With several seeds: mean ± standard deviation over seeds. The spread over clients is the mean over seeds.
 
     Args:
         lines: Lines of one group (see ``Key.group``), at least one.
     """
     data, average = lines[0].key.group
-    clients = data == "client test"
-    rounds, seeds = not _same_round(lines), len({len(line.metrics) for line in lines}) > 1
-    table = _table(f"{_DATA[data][0]}, {average} average")
-    _columns(table, "method", "model", "moment", "accuracy %", *["round"] * rounds, *["seeds"] * seeds, words=3)
-    _columns(table, *["client\nstd", "worst\ndecile"] * clients, words=0)
+    spread = ["client\nstd", "worst\ndecile"] if data == "client test" else []
+    table = _table(f"{_TITLES[data]}, {average} average")
+    _columns(table, "method", "model", "moment", "accuracy %", "round", "seeds", *spread, words=3)
     for line in sorted(lines, key=lambda line: -mean(line.accuracies.values())):
-        cells = [line.short, line.key.model, line.key.moment, plus_minus(list(line.accuracies.values()))]
-        cells += [str(line.done)] * rounds + [str(len(line.metrics))] * seeds
-        cells += [_percent(line, "std"), _percent(line, "worst_decile")] * clients
-        _row(table, cells, style="dim" if line.teacher else "")
+        cells = [line_name(line.label, line.method, line.key, full=False), line.key.model, line.key.moment]
+        cells += [plus_minus(list(line.accuracies.values())), f"{line.done}/{line.planned}", str(len(line.metrics))]
+        cells += [_percent(line, "std"), _percent(line, "worst_decile")] if spread else []
+        _row(table, cells, style="dim" if is_teacher(line.method, line.key) else "")
     return table
 
 
 def in_words(lines: Sequence[Line]) -> str:
     """Says in words what the numbers of ``final_table(lines)`` are."""
-    data, average = lines[0].key.group
-    said = f"{_when(lines)}: accuracy on {_DATA[data][1]} ({data}), "
-    if data == "client test":
-        said += f"mean over {_who([metric for line in lines for metric in line.metrics.values()])}, every client alike "
-        said += f"({average} average); client std: standard deviation over clients; worst decile: mean of the lowest "
-        said += "tenth"
-    else:
-        said += f"every image alike ({average} average)"
-    seeds = sorted({len(line.metrics) for line in lines})
-    if seeds[-1] > 1:
-        said += f"; mean ± standard deviation over {f'{seeds[0]} ' * (len(seeds) == 1)}seeds"
+    said = _WORDS[lines[0].key.data].format(_who([metric for line in lines for metric in line.metrics.values()]))
+    if any(len(line.metrics) > 1 for line in lines):
+        said += "; ±: standard deviation over seeds"
     personal = {line.key.moment for line in lines if line.key.model == "personal"}
-    moments = [f"{words} ({name})" for name, words in _MOMENT.items() if name in personal]
-    if moments:
+    if personal:
+        moments = [f"{words} ({name})" for name, words in _MOMENTS.items() if name in personal]
         said += ". Personal: the client's own model, " + " or ".join(moments)
     if any(line.key.model == "global" for line in lines):
         said += ". Global: the one model of all clients, as aggregated (post_agg)"
-    if any(line.teacher for line in lines):
+    if any(is_teacher(line.method, line.key) for line in lines):
         said += ". Teacher: pFedKDH's global model, a diagnostic: clients learn from it, but answer with their own"
     return said + "."
 
@@ -86,7 +78,8 @@ def difference_table(lines: Sequence[Line], first: str) -> Table | None:
         seeds = sorted(line.accuracies.keys() & other.accuracies.keys()) if other else []
         if other and len(seeds) > 1:
             center, low, high = paired_interval([line.accuracies[seed] - other.accuracies[seed] for seed in seeds])
-            _row(table, [line.name, other.name, f"{center:+.2f}", f"{low:+.2f} to {high:+.2f}", str(len(seeds))])
+            names = [line_name(each.label, each.method, each.key) for each in (line, other)]
+            _row(table, [*names, f"{center:+.2f}", f"{low:+.2f} to {high:+.2f}", str(len(seeds))])
     return table if table.row_count else None
 
 
@@ -121,22 +114,7 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float, float]:
 def traffic_median(rows: Iterable[Row], way: str) -> str:
     """The median over clients and rounds of the bytes that went ``way`` (``"up"`` or ``"down"``)."""
     sent = [row["bytes"][way] for row in rows if way in row.get("bytes", {})]
-    if not sent:
-        return "-"
-    return size(median([count for clients in sent for count in clients.values()] or [0]))
-
-
-def size(count: float) -> str:
-    """A number of bytes for people, in decimal units.
-
-    >>> size(2307900)
-    '2.31 MB'
-    """
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    return decimal(int(median([n for clients in sent for n in clients.values()] or [0])), precision=2) if sent else "-"
 
 
 def plus_minus(values: Sequence[float]) -> str:
@@ -159,25 +137,10 @@ def _reference(line: Line, lines: Sequence[Line], first: str) -> Line | None:
 
 def _who(metrics: Sequence[Metric]) -> str:
     counts = sorted({metric["clients"] for metric in metrics if "clients" in metric})
-    words = f"{' or '.join(map(str, counts))} client{'s' * (counts != [1])}".strip()
-    left = max(metric.get("left_out", 0) for metric in metrics)
+    left, whole = (max(metric.get(name, 0) for metric in metrics) for name in ("left_out", "of"))
+    words = " or ".join(map(str, counts)) + " clients"
     words += f" ({left} without test images left out)" if left else ""
-    whole = max(metric.get("of", 0) for metric in metrics)
-    sampled = whole > max(metric.get("clients", 0) + metric.get("left_out", 0) for metric in metrics)
-    return words + (f", a fixed sample of the {whole}" if sampled else "")
-
-
-def _same_round(lines: Sequence[Line]) -> bool:
-    return len({(line.done, line.planned) for line in lines}) == 1
-
-
-def _when(lines: Sequence[Line]) -> str:
-    done, planned = lines[0].done, max(line.planned for line in lines)
-    if not _same_round(lines):
-        return f"After as many of {planned} rounds as the table says"
-    if not done:
-        return f"Untrained (0 of {planned} rounds)"
-    return f"{'Last' if done == planned else 'Latest evaluated'} round ({done} of {planned})"
+    return words + (f", a fixed sample of the {whole}" if whole > max([0, *counts]) + left else "")
 
 
 def _percent(line: Line, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The few file operations that a run folder is made of, each of them durable when it returns.
+"""The few file operations that a run folder is made of.
 
 Every operation calls ``step`` before and after it touches the disk. It does nothing, unless a test replaces it in order
 to stop the process there: that is how "killed at any instant" is tested.
@@ -22,16 +22,16 @@ def _marked(operation: str, path: Path) -> Iterator[None]:
     step(f"after {operation} {path}")
 
 
-def temporary(path: Path) -> Path:
-    """Where the bytes of ``path`` go first: a fixed name, so that what a killed process leaves is soon overwritten."""
-    return path.with_name(f".{path.name}.tmp")
-
-
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file that is there either whole or not at all, whenever the process or the machine dies."""
-    write_unsynced(temporary(path), data)
-    sync(temporary(path))
-    rename(temporary(path), path)
+    temporary = path.with_name(f".{path.name}.tmp")  # a fixed name: what a killed process leaves is soon overwritten
+    try:
+        write_unsynced(temporary, data)
+        sync(temporary)
+        rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -48,13 +48,10 @@ def append(path: Path, data: bytes) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Durably shorten a file to ``size`` bytes; made empty where it is missing."""
-    new = not path.exists()
+    """Durably shorten a file to ``size`` bytes. Where it is missing it is made, durable after ``sync_folder``."""
     with _marked("cut", path), path.open("ab") as file:
         file.truncate(size)
     sync(path)
-    if new:
-        sync_folder(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -94,11 +91,7 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Durably make a folder and the folders above it; nothing happens where it is there already.
-
-    Raises:
-        NotADirectoryError: there is a file of this name, or of a folder above it.
-    """
+    """Durably make a folder and the folders above it; NotADirectoryError where one of them is a file."""
     if path.is_dir():
         return
     if path.exists():

@@ -9,7 +9,6 @@ from manyheads.errors import InputError
 
 CONFIG = "config.toml"
 LOCK = ".manyheads.lock"
-_FILES = (CONFIG, "partition.safetensors", "data.json")
 
 
 def refuse_taken(path: Path, config: str) -> None:
@@ -19,49 +18,29 @@ def refuse_taken(path: Path, config: str) -> None:
         InputError: the folder holds this run, another one, or anything else.
     """
     if (path / CONFIG).exists():
-        difference = _difference(config, _read(path))
+        difference = _difference(config, path / CONFIG)
         if not difference:
             raise InputError(f"{path} already holds this run; continue it with: manyheads resume {path}")
         raise InputError(f"{path} already holds another experiment (differs in {difference}); choose another --folder")
-    foreign = [entry.name for entry in sorted(path.iterdir()) if not _left_by_create(entry)]
-    # The lock is the first thing that create makes. Without it, even a file with one of our names is somebody else's.
-    if not foreign and not (path / LOCK).exists():
-        foreign = [entry.name for entry in sorted(path.iterdir())]
-    if foreign:
-        raise InputError(f"{path} is no run's folder and not empty (it holds {foreign[0]}); choose another --folder")
+    # The lock is the first thing that create makes. Without it, even a file with one of our names is somebody else's;
+    # with it, there is nothing to lose before the first commit.
+    inside = sorted(path.glob("checkpoints/*" if (path / LOCK).exists() else "*"))
+    if inside:
+        held = inside[0].relative_to(path)
+        raise InputError(f"{path} is no run's folder and not empty (it holds {held}); choose another --folder")
 
 
-def _left_by_create(entry: Path) -> bool:
-    if entry.name == LOCK:
-        return True
-    if entry.name in ("checkpoints", "clients"):
-        return entry.is_dir() and all(
-            inner.name == "index.jsonl" and inner.stat().st_size == 0 for inner in entry.iterdir()
-        )
-    if entry.name == "rounds.jsonl":
-        return entry.stat().st_size == 0
-    return entry.name.lstrip(".").startswith(_FILES)  # with what temporary files add to the names
-
-
-def _read(path: Path) -> str:
+def _difference(here: str, file: Path) -> str:
+    """The first key with another value in ``file``, in words; empty where only comments differ."""
     try:
-        return (path / CONFIG).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path / CONFIG} cannot be read: {error}; choose another --folder") from None
-
-
-def _difference(here: str, there: str) -> str:
-    if here == there:
-        return ""
-    try:
-        left, right = dict(_flat(tomllib.loads(here))), dict(_flat(tomllib.loads(there)))
-    except tomllib.TOMLDecodeError as error:
-        return f"{CONFIG}, which is no valid TOML there: {error}"
-    keys = [key for key in [*left, *(key for key in right if key not in left)] if left.get(key) != right.get(key)]
+        left, right = dict(_flat(tomllib.loads(here))), dict(_flat(tomllib.loads(file.read_bytes().decode())))
+    except ValueError as error:
+        raise InputError(f"{file} is damaged: {error}; choose another --folder") from None
+    keys = [key for key in left | right if left.get(key) != right.get(key)]
     if not keys:
         return ""
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return f"{keys[0]}: {_value(left, keys[0])} here, {_value(right, keys[0])} there{more}"
+    first, more = keys[0], f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{first}: {left.get(first, 'unset')} here, {right.get(first, 'unset')} there{more}"
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,7 +49,3 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _value(table: Mapping[str, Any], key: str) -> str:
-    return str(table[key]) if key in table else "unset"

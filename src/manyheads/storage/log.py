@@ -1,10 +1,16 @@
-"""A file that only grows, whose committed beginning is known by its length and checksum."""
+"""Files that are known to be as they were written, by length and checksum."""
 
 import hashlib
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from manyheads.errors import InputError
 from manyheads.storage import atomic
+
+
+class DamagedError(Exception):
+    """A file of a checkpoint is missing or is not what was written; the message says which one."""
 
 
 class Stamp(NamedTuple):
@@ -13,14 +19,29 @@ class Stamp(NamedTuple):
     size: int
     sha256: str
 
-    def fits(self, data: bytes) -> bool:
-        """Whether ``data`` are those bytes."""
-        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256
-
 
 def stamp(data: bytes) -> Stamp:
     """The stamp of ``data``."""
     return Stamp(len(data), hashlib.sha256(data).hexdigest())
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes; DamagedError where it is missing. A file that may not be read is not damaged: PermissionError."""
+    try:
+        return path.read_bytes()
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_stamped(path: Path, expected: Stamp, *, grows: bool = False) -> bytes:
+    """The bytes that had this stamp, with ``grows`` those at the beginning of the file; DamagedError if it has not."""
+    data = read_bytes(path)
+    data = data[: expected.size] if grows else data
+    if stamp(data) != expected:
+        raise DamagedError(f"{path} is damaged: its {len(data)} bytes are not the {expected.size} that were written")
+    return data
 
 
 class Log:
@@ -31,9 +52,9 @@ class Log:
         self._size = 0
         self._hash = hashlib.sha256()
 
-    def append(self, line: str) -> None:
-        """Add one line; durable after the next ``sync``."""
-        data = line.encode() + b"\n"
+    def append(self, row: object) -> None:
+        """Add one line of JSON; durable after the next ``sync``."""
+        data = json.dumps(row).encode() + b"\n"
         atomic.append(self.path, data)
         self._size += len(data)
         self._hash.update(data)
@@ -43,17 +64,26 @@ class Log:
         atomic.sync(self.path)
         return Stamp(self._size, self._hash.hexdigest())
 
-    def beginning(self, expected: Stamp) -> bytes | None:
-        """The bytes that had this stamp; None when they are missing or damaged. Later lines do not matter."""
-        try:
-            with self.path.open("rb") as file:
-                data = file.read(expected.size)
-        except FileNotFoundError:
-            data = b""
-        return data if expected.fits(data) else None
-
     def cut(self, committed: bytes) -> None:
         """Drop everything after ``committed``, which must be how the file begins."""
         atomic.cut(self.path, len(committed))
         self._size = len(committed)
         self._hash = hashlib.sha256(committed)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The lines of ``rounds.jsonl``, except a last one that is not complete; none when there is no such file yet.
+
+    Raises:
+        InputError: a complete line is not a JSON object with a round.
+    """
+    rows = []
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1] if file.exists() else (), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{file}, line {number}: not JSON ({error})") from None
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise InputError(f'{file}, line {number}: not a row of a round (a JSON object with a whole number "round")')
+        rows.append(row)
+    return rows

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from manyheads.contract.records import PrivateState, ServerState
+from manyheads.contract.records import ServerState
 from manyheads.errors import InputError, RunError
-from manyheads.storage import atomic
+from manyheads.storage import atomic, lock
 from manyheads.storage.checkpoints import Checkpoints, Restored
 from manyheads.storage.claim import CONFIG, LOCK, refuse_taken
-from manyheads.storage.lock import Lock
-from manyheads.storage.private_store import MEMORY, DiskStore
+from manyheads.storage.log import read_rows
+from manyheads.storage.private_store import DiskStore
 
 __all__ = ["Restored", "RunFolder"]
 
@@ -33,22 +33,20 @@ class RunFolder:
     Made by ``create`` or ``open``. After ``open``, and after anything has failed, ``restore`` comes first.
     """
 
-    def __init__(self, path: Path, lock: Lock | None) -> None:
+    def __init__(self, path: Path, descriptor: int | None) -> None:
         self.path = path
-        self._lock = lock
+        self._lock = descriptor
         self._checkpoints = Checkpoints(path)
         self._position: int | None = None  # of the last commit; -1: none yet; None: not known, restore first
 
     @classmethod
-    def create(
-        cls, path: Path, config: str, *, partition: bytes | Callable[[Path], None], data: Mapping[str, Any]
-    ) -> Self:
+    def create(cls, path: Path, config: str, *, partition: Callable[[Path], object], data: Mapping[str, Any]) -> Self:
         """Make a folder for a new run.
 
         Args:
             path: a folder that does not exist, is empty, or where an earlier ``create`` was interrupted.
             config: the resolved config, TOML.
-            partition: the bytes of ``partition.safetensors``, or a function that writes that file.
+            partition: writes ``partition.safetensors``.
             data: label counts and the like, JSON.
 
         Raises:
@@ -58,25 +56,19 @@ class RunFolder:
         with _refused(path):
             atomic.make_folder(path)
             refuse_taken(path, config)
-            folder = cls(path, Lock(path / LOCK))
+            folder = cls(path, lock.acquire(path / LOCK))
             try:
                 refuse_taken(path, config)  # again: another process may have been faster
-                folder._fill(config, partition, data)
+                folder._checkpoints.make()
+                partition(folder.partition_path)
+                atomic.sync(folder.partition_path)
+                atomic.write_bytes(path / "data.json", json.dumps(data).encode() + b"\n")
+                atomic.write_bytes(path / CONFIG, config.encode())
             except BaseException:
                 folder.close()
                 raise
+            folder._position = -1
         return folder
-
-    def _fill(self, config: str, partition: bytes | Callable[[Path], None], data: Mapping[str, Any]) -> None:
-        self._checkpoints.make()
-        if isinstance(partition, bytes):
-            atomic.write_bytes(self.partition_path, partition)
-        else:
-            partition(self.partition_path)
-            atomic.sync(self.partition_path)
-        atomic.write_bytes(self.path / "data.json", json.dumps(data).encode() + b"\n")
-        atomic.write_bytes(self.path / CONFIG, config.encode())
-        self._position = -1
 
     @classmethod
     def open(cls, path: Path, *, write: bool = True) -> Self:
@@ -95,7 +87,7 @@ class RunFolder:
                 raise InputError(f"there is no folder {path}")
             if not (path / CONFIG).is_file():
                 raise InputError(f"{path} holds no run: there is no {CONFIG} in it")
-            return cls(path, Lock(path / LOCK) if write else None)
+            return cls(path, lock.acquire(path / LOCK) if write else None)
 
     def __enter__(self) -> Self:
         return self
@@ -107,13 +99,14 @@ class RunFolder:
         """Release the lock; what was not committed is lost."""
         self._position = None
         if self._lock is not None:
-            self._lock.release()
+            lock.release(self._lock)
             self._lock = None
 
     @property
     def config(self) -> str:
         """The text of ``config.toml``; InputError where it is damaged."""
-        return self._read(CONFIG)
+        with _readable(self.path / CONFIG):
+            return (self.path / CONFIG).read_bytes().decode()
 
     @property
     def partition_path(self) -> Path:
@@ -123,42 +116,17 @@ class RunFolder:
     @property
     def data(self) -> dict[str, Any]:
         """What ``data.json`` holds; InputError where it is damaged."""
-        try:
-            loaded: dict[str, Any] = json.loads(self._read("data.json"))
-        except ValueError as error:
-            raise InputError(f"{self.path / 'data.json'} is damaged: {error}") from None
-        return loaded
-
-    def _read(self, name: str) -> str:
-        with atomic.one_line(f"{self.path / name} cannot be read", InputError):
-            try:
-                return (self.path / name).read_bytes().decode()
-            except UnicodeDecodeError:
-                raise InputError(f"{self.path / name} is damaged: it is not UTF-8") from None
+        with _readable(self.path / "data.json"):
+            return dict(json.loads((self.path / "data.json").read_bytes()))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of ``rounds.jsonl``, except a last one that is not complete.
+        """The lines of ``rounds.jsonl``, except a last one that is not complete; InputError where one is damaged."""
+        return read_rows(self._checkpoints.rounds.path)
 
-        Raises:
-            RunError: a line is damaged.
-        """
-        path = self._checkpoints.rounds.path
-        try:
-            *lines, _ = path.read_bytes().split(b"\n")
-            return [json.loads(line) for line in lines]
-        except FileNotFoundError:
-            return []
-        except ValueError as error:
-            raise RunError(f"{path} has a damaged line: {error}") from None
-
-    def store(self, memory: int = MEMORY) -> DiskStore:
-        """The private states in this folder as a store: the restored ones, and those that are put into it later.
-
-        Args:
-            memory: how many bytes of states to keep in memory besides.
-        """
+    def store(self) -> DiskStore:
+        """The private states in this folder: the restored ones, and those that are put there for the next commit."""
         self._ready()
-        return DiskStore(self._checkpoints.clients, memory)
+        return self._checkpoints.store
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``; it becomes part of the run with the next commit.
@@ -166,37 +134,32 @@ class RunFolder:
         Raises:
             RunError: it cannot be written, such as on a full disk.
         """
-        line = json.dumps(row)
         with self._writing():
-            self._checkpoints.rounds.append(line)
+            self._checkpoints.rounds.append(row)
 
-    def commit(
-        self, position: int, server: ServerState, private: Mapping[int, PrivateState], extra: Mapping[str, Any]
-    ) -> None:
-        """Make the appended rows, these states and ``extra`` the state of the run: all of it or nothing.
+    def commit(self, position: int, server: ServerState, extra: Mapping[str, Any]) -> None:
+        """Make the rows appended, the private states put in ``store()`` and these values the state of the run.
 
-        The cost follows what changed, not how many clients or rounds there are.
+        All of it or nothing. The cost follows what changed, not how many clients or rounds there are.
 
         Args:
             position: 0 for the first commit, then one more each time.
             server: the server state.
-            private: the private states that changed since the last commit: ``drain_changed()`` of a store.
             extra: JSON.
 
         Raises:
             RunError: it cannot be written, such as on a full disk; the run is then as of the commit before.
         """
-        last = self._ready()
-        if position != last + 1:
+        if position != (last := self._ready()) + 1:
             raise ValueError(f"commit {position} after commit {last}")
         with self._writing():
-            self._checkpoints.commit(position, server, private, extra)
+            self._checkpoints.commit(position, server, extra)
         self._position = position
 
     def restore(self) -> Restored | None:
         """Go to the newest intact checkpoint and remove whatever is newer; None when nothing was committed yet.
 
-        It may itself be killed at any instant and called again. Stores from before it are void.
+        It may itself be killed at any instant and called again. A state that was put since then is gone from the store.
 
         Raises:
             RunError: there are checkpoints, but every one of them is damaged. Nothing is removed then.
@@ -204,8 +167,8 @@ class RunFolder:
         """
         if self._lock is None:
             raise RuntimeError("the folder is not open for writing")
-        self._position = -1
-        with self._writing(""):
+        self._position = None
+        with atomic.one_line(f"{self.path} cannot be read or written", RunError):
             restored = self._checkpoints.restore()
         self._position = restored.position if restored else -1
         return restored
@@ -216,11 +179,9 @@ class RunFolder:
         return self._position
 
     @contextmanager
-    def _writing(
-        self, safe: str = "; the last stored round is safe, continue with: manyheads resume "
-    ) -> Iterator[None]:
+    def _writing(self) -> Iterator[None]:
         position, self._position = self._ready(), None  # should it fail halfway, what is on disk is not known
-        advice = safe and safe + str(self.path)
+        advice = f"; the last stored round is safe, continue with: manyheads resume {self.path}"
         with atomic.one_line(f"{self.path} cannot be read or written", RunError, advice):
             yield
         self._position = position
@@ -230,3 +191,12 @@ class RunFolder:
 def _refused(path: Path) -> Iterator[None]:
     with atomic.one_line(f"{path} cannot be used as a run's folder", InputError, "; choose another --folder"):
         yield
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    with atomic.one_line(f"{file} cannot be read", InputError):
+        try:
+            yield
+        except ValueError as error:
+            raise InputError(f"{file} is damaged: {error}") from None
