@@ -78,7 +78,6 @@ class Rounds:
     def begin(self, moment: Moment, state: State, fresh: bool) -> Row:
         """The server's start of the stage, and the test before training."""
         state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)
-        state.local.clear()
         if fresh:
             state.active.clear()
         return self._row(moment, [], {}, {}, {}, {"evaluate": 0.0}, state)

@@ -104,13 +104,13 @@ class Algorithm:
 
     def global_model(self, server: ServerState, ctx: ServerContext) -> Predictors | None:
         """The model that is one for all, where there is one."""
-        return Predictor(server.model, self.logits) if self.shared == Part.ALL else None
+        return None if ctx.take(ctx.initial, self.kept(ctx)) else Predictor(server.model, self.logits)
 
     # client room
 
     def init_private(self, received: Broadcast, ctx: ClientContext) -> PrivateState:
         """What a client holds before it first takes part."""
-        return PrivateState(model=ctx.take(ctx.initial, Part.ALL - (self.shared - ctx.keep_down)))
+        return PrivateState(model=ctx.take(ctx.initial, self.kept(ctx)))
 
     def assemble(self, received: Broadcast, private: PrivateState) -> Tree:
         """The client's model: what it received and what it keeps."""
@@ -125,10 +125,14 @@ class Algorithm:
         """A client's round: assemble, train, split into what stays and what is sent."""
         model = self.train(self.assemble(received, private), received, private, data, ctx)
         return Update(
-            private=private.replace(model=ctx.take(model, Part.ALL - (self.shared - ctx.keep_down))),
+            private=private.replace(model=ctx.take(model, self.kept(ctx))),
             upload=Upload(model=ctx.take(model, self.uploaded(ctx)), weight=float(len(data))),
             trained=Predictor(model, self.logits),
         )
+
+    def kept(self, ctx: Context) -> Part:
+        """The part of the model that a client does not receive."""
+        return Part.ALL - (self.shared - ctx.keep_down)
 
     def uploaded(self, ctx: Context) -> Part:
         """The part of the model that an upload holds."""
@@ -139,9 +143,11 @@ class Algorithm:
     def personal(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Predictors | None:
         """The client's personal model, or models by variant; measured as ``post_agg``. ``data`` is its train data.
 
-        None where all of the model is shared: there the global model is what a client uses.
+        None where a client keeps nothing: there the global model is what it uses.
         """
-        return None if self.shared == Part.ALL else Predictor(self.assemble(received, private), self.logits)
+        return (
+            Predictor(self.assemble(received, private), self.logits) if ctx.take(ctx.initial, self.kept(ctx)) else None
+        )
 
     def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree | None:
         """The personal model after an adaptation on train data; measured as ``post_adapt``, then dropped."""

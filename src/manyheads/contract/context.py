@@ -187,9 +187,9 @@ class Context:
         """
         return self.trainer.scan(self, carry, step, data, self._plan(epochs, steps, batch), width)
 
-    def steps(self, data: Data, epochs: int | None = None) -> int:
+    def steps(self, data: Data, epochs: int | None = None, batch: int | None = None) -> int:
         """How many steps a fit over ``data`` takes."""
-        return (self.epochs if epochs is None else epochs) * steps_an_epoch(len(data), self.batch)
+        return (self.epochs if epochs is None else epochs) * steps_an_epoch(len(data), batch or self.batch)
 
     def rng(self, *purpose: int | str) -> Generator:
         """A random stream of this party, this round and this purpose."""
