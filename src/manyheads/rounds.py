@@ -80,7 +80,7 @@ class Rounds:
         state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)
         if fresh:
             state.active.clear()
-        return self._row(moment, [], {}, {}, {}, {"evaluate": 0.0}, state)
+        return self._row(moment, [], {}, {}, {}, {}, state)
 
     def round(self, moment: Moment, state: State, cohort: Sequence[int]) -> Row:
         """Broadcast, local updates, aggregation, test."""
@@ -89,22 +89,28 @@ class Rounds:
         ctx = self._setting.server(moment.round)
         start = time.perf_counter()
         down: dict[int, int] = {}
-        replies = list(self._engine.update(self._tasks(state, cohort, moment.round, down), self._tests_local(moment)))
+        replies: list[Reply] = []
+        uploads: dict[int, Upload] = {}
+        dropped: dict[int, str] = {}
+        for reply in self._engine.update(self._tasks(state, cohort, moment.round, down), moment.main):
+            try:
+                uploads[reply.client] = _received(reply, moment.round)
+                replies.append(reply)
+            except RunError as error:
+                if self._config.run.non_finite == "stop":
+                    raise
+                dropped[reply.client] = str(error)
         trained = time.perf_counter()
-        uploads, dropped = self._accepted(replies, moment.round)
         if uploads:
             state.server = self._algorithm.aggregate(state.server, uploads, ctx)
-        for reply in replies:
-            if reply.client in uploads:  # a client whose upload was refused keeps what it had before the round
-                state.store.put(reply.client, reply.private)
-                state.active.add(reply.client)
-                for (variant, _), right in reply.correct.items():
-                    state.local.setdefault(variant, {})[reply.client] = right
+        for reply in replies:  # a client whose upload was refused keeps what it had before the round
+            state.store.put(reply.client, reply.private)
+            state.active.add(reply.client)
+            for (variant, _), right in reply.correct.items():
+                state.local.setdefault(variant, {})[reply.client] = right
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
-        kept = [reply for reply in replies if reply.client in uploads]
-        row = self._row(
-            moment, cohort, _mean_loss(kept, uploads), down, {r.client: len(r.upload) for r in kept}, seconds, state
-        )
+        up = {reply.client: len(reply.upload) for reply in replies}
+        row = self._row(moment, cohort, _mean_loss(replies, uploads), down, up, seconds, state)
         return row | {"dropped": {str(client): reason for client, reason in dropped.items()}} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
@@ -116,21 +122,6 @@ class Rounds:
             down[client] = state.downlink.send(client, received)
             yield Task(client, round, received, state.private(client))
         state.downlink.end_round()
-
-    def _accepted(self, replies: Sequence[Reply], round: int) -> tuple[dict[int, Upload], dict[int, str]]:
-        uploads, dropped = {}, {}
-        for reply in replies:
-            try:
-                if reply.error:
-                    raise RunError(reply.error)
-                upload = Upload.from_bytes(reply.upload)
-                check_finite(upload, reply.client, round)
-                uploads[reply.client] = upload
-            except RunError as error:
-                if self._config.run.non_finite == "stop":
-                    raise
-                dropped[reply.client] = str(error)
-        return uploads, dropped
 
     def _row(
         self,
@@ -153,9 +144,6 @@ class Rounds:
     def _due(self, moment: Moment) -> bool:
         every = self._config.run.eval_every
         return moment.main and (moment.round is None or moment.last or (moment.round + 1) % every == 0)
-
-    def _tests_local(self, moment: Moment) -> bool:
-        return moment.main
 
     def _adapts(self, moment: Moment) -> bool:
         if self._algorithm.adapts == Part.NONE:
@@ -186,6 +174,15 @@ class Rounds:
         for (variant, when), counts in sorted(found.items()):
             rows += client_rows("personal", variant, when, counts, sizes, clients)
         return rows
+
+
+def _received(reply: Reply, round: int) -> Upload:
+    """The upload of a reply. Raises RunError where there is none, or where it is not finite."""
+    if reply.error:
+        raise RunError(reply.error)
+    upload = Upload.from_bytes(reply.upload)
+    check_finite(upload, reply.client, round)
+    return upload
 
 
 def _mean_loss(replies: Sequence[Reply], uploads: Mapping[int, Upload]) -> dict[str, float]:
