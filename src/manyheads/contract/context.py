@@ -45,8 +45,14 @@ Optim = SGD | Mapping[Part, SGD]
 class Grad(Protocol):
     """The gradient of a loss at a tree, on one batch."""
 
-    def __call__(self, loss: Loss, tree: Tree, b: Batch, trains: Part = ..., /) -> tuple[Tree, Tensor]:
-        """The gradient for every trained parameter that the loss depends on, and the loss."""
+    def __call__(
+        self, loss: Loss, tree: Tree, b: Batch, trains: Part = ..., draw: int | None = None, /
+    ) -> tuple[Tree, Tensor]:
+        """The gradient for every trained parameter that the loss depends on, and the loss.
+
+        One dropout stream serves all calls of a step in their order. Calls with the same ``draw`` get the same masks,
+        as finite differences need.
+        """
 
 
 @dataclass(frozen=True)
@@ -175,10 +181,11 @@ class Context:
         """Runs a step rule over the mini-batches that ``fit`` would visit: ``carry = step(carry, b, grad)``.
 
         Args:
-            carry: a tree, or a tuple of trees and numbers.
-            step: gets one batch, or a tuple of ``width`` batches, and ``grad(loss, tree, b, trains) -> (gradient,
-                loss)``. Float buffers of the tree are updated in place by ``grad``, as in training; they are the scan's
-                own copies.
+            carry: a tree, a tensor, a number, or a tuple of them.
+            step: gets one batch, or a tuple of ``width`` batches, and ``grad(loss, tree, b, trains)``, which gives
+                gradient and loss. Buffers of a tree in the carry are updated by ``grad``, as in training; any other
+                tree stays as it is. The step rule is all there is: momentum, weight decay and clipping of the run do
+                not apply.
             data: the samples.
             epochs: as for ``fit``.
             steps: as for ``fit``; counts calls of ``step``.

@@ -94,7 +94,7 @@ class Tree(Mapping[str, Tensor]):
             raise KeyError(f"the right tree has tensors that the left one lacks: {', '.join(strange[:3])}")
         return Tree(
             {
-                name: fn(name, a, other[name]) if name in other and a.is_floating_point() else a
+                name: a if name not in other else fn(name, a, other[name]) if a.is_floating_point() else a.clone()
                 for name, a in self.items()
             }
         )

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.contract.context import SERVER, SGD, Carry, Context, Grad, Loss, Optim, Plan
-from manyheads.contract.data import Batch, Data
+from manyheads.contract.context import SGD, Carry, Context, Grad, Loss, Optim, Plan
+from manyheads.contract.data import Batch, Column, Data
 from manyheads.contract.model import Model
-from manyheads.contract.random import stream
 from manyheads.contract.tree import Part, Tree
-from manyheads.errors import RunError
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.rows import CachedPart, RowCache
-
-
-@dataclass(frozen=True)
-class Step:
-    """One mini-batch of a plan: its epoch, its number within the epoch, and its samples."""
-
-    epoch: int
-    number: int
-    rows: Tensor
+from manyheads.local.scanning import Buffers, Gradient
+from manyheads.local.steps import Log, Step, bare_parts, dropout_stream, trained_names
 
 
 def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
@@ -62,61 +53,58 @@ class LocalTrainer:
     def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim) -> Tree:
         """See ``Context.fit``."""
         steps = steps_of(ctx, len(data), plan)
-        names = self._trained(ctx, model, trains)
+        names = trained_names(ctx, model, trains)
         if not steps or not names:
             return model
-        bound = self._network.bind(channels_last(model), names)
-        feed = _Feed(ctx, data, steps, bound)
+        bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
+        feed = Feed(ctx, data, steps, bound)
         groups = _groups(ctx, bound.trained, optim)
-        log = _Log(ctx)
+        log = Log(ctx)
         for step in steps:
             batch = feed.batch(step)
             terms = loss(bound.model, batch)
             total = log.total(terms, step)
             gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
             descend(groups, gradients)
-        log.close(len(steps))
+        log.close()
         return bound.tree().map(lambda t: t.contiguous())
 
     def scan(
         self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int
     ) -> Carry:
         """See ``Context.scan``."""
-        carry = _own(carry)
         per_epoch = replace(plan, steps=None if plan.steps is None else plan.steps * width)
         steps = steps_of(ctx, len(data), per_epoch)
-        gradient = _Gradient(ctx, self._network, self._trained)
-        feed = _Feed(ctx, data, steps, None)
+        buffers = Buffers(ctx)
+        gradient = Gradient(ctx, self._network, buffers)
+        feed = Feed(ctx, data, steps, None)
+        carry = buffers.copied(carry)
         for group in _grouped(steps, width)[: plan.steps]:
             gradient.start(group[0])
             batches = tuple(feed.batch(one) for one in group)
-            carry = step(carry, batches[0] if width == 1 else batches, gradient)
-        gradient.log.close(gradient.calls)
+            carry = buffers.adopted(step(carry, batches[0] if width == 1 else batches, gradient))
+        gradient.log.close()
         return carry
 
-    def _trained(self, ctx: Context, model: Tree, trains: Part) -> list[str]:
-        parameters = trains - Part.BUFFER
-        return [name for name in model if parameters.holds(ctx.tags[name])]
 
-
-class _Feed:
+class Feed:
     """Makes the batches of a plan. Frozen functions run once a sample, unless maps change x at every step."""
 
     def __init__(self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None) -> None:
         self._ctx, self._data, self._bound = ctx, data, bound
         self._columns: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
         self._cached: list[CachedPart] = []
-        ahead = torch.tensor(sorted({row for step in steps for row in step.rows.tolist()}), dtype=torch.int64)
+        ahead = torch.unique(torch.cat([step.rows for step in steps])) if steps else None
         for name, column in data.columns.items():
             self._columns[name] = self._column(column, ahead)
         if bound is not None and not data.maps:
             for name, part in bound.modules.items():
-                if not any(p.requires_grad for p in part.parameters()):
+                if name not in bound.live:
                     cached = CachedPart(part, RowCache(part, data, ahead))
                     bound.calls[name] = cached
                     self._cached.append(cached)
 
-    def _column(self, column: Tensor | Callable[[Tensor], Tensor], ahead: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def _column(self, column: Column, ahead: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         if isinstance(column, Tensor):
             return lambda x, rows: column[rows]
         if self._data.maps:
@@ -138,40 +126,6 @@ class _Feed:
         return batch
 
 
-def dropout_stream(ctx: Context, step: Step) -> torch.Generator:
-    """The stream of one step's dropout masks."""
-    return stream(ctx.seed, ctx.round, ctx.party, "dropout", step.epoch, step.number)
-
-
-class _Gradient:
-    """What ``scan`` hands to a step rule. One dropout stream serves all calls of a step, in their order."""
-
-    def __init__(self, ctx: Context, network: Network, trained: Callable[[Context, Tree, Part], list[str]]) -> None:
-        self._ctx, self._network, self._trained = ctx, network, trained
-        self._bound: Bound | None = None
-        self.log = _Log(ctx)
-        self.calls = 0
-
-    def start(self, step: Step) -> None:
-        """Begins a step."""
-        self._step = step
-        self._stream = dropout_stream(self._ctx, step)
-
-    def __call__(self, loss: Loss, tree: Tree, b: Batch, trains: Part = Part.ALL, /) -> tuple[Tree, Tensor]:
-        names = self._trained(self._ctx, tree, trains)
-        if self._bound is None or not self._bound.fits(tree):
-            self._bound = self._network.bind(tree)
-        bound = self._bound
-        bound.load(tree)
-        bound.train(names)
-        bound.draw_from(self._stream)
-        total = self.log.total(loss(bound.model, b), self._step)
-        self.calls += 1
-        gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
-        found = {name: g for (name, _), g in zip(bound.trained, gradients, strict=True) if g is not None}
-        return Tree(found), total.detach()
-
-
 def _grouped(steps: list[Step], width: int) -> list[list[Step]]:
     """Groups of ``width`` steps within an epoch; a last group that lacks some takes the epoch's first ones again."""
     groups = []
@@ -179,46 +133,6 @@ def _grouped(steps: list[Step], width: int) -> list[list[Step]]:
         mine = [step for step in steps if step.epoch == epoch]
         groups += [[mine[(start + k) % len(mine)] for k in range(width)] for start in range(0, len(mine), width)]
     return groups
-
-
-def _own(carry: Any) -> Any:
-    """A copy of a carry, in the layout that training uses, that shares no memory with it."""
-    if isinstance(carry, Tree):
-        return channels_last(carry)
-    if isinstance(carry, tuple):
-        return tuple(map(_own, carry))
-    return carry.clone() if isinstance(carry, Tensor) else carry
-
-
-class _Log:
-    """Sums loss terms for the trace, and stops a run whose loss is not finite."""
-
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._sums: dict[str, float] = {}
-
-    def total(self, terms: Mapping[str, Tensor], step: Step) -> Tensor:
-        """The sum of the terms.
-
-        Raises:
-            RunError: a term is not finite; names round, client and term.
-        """
-        for name, term in terms.items():
-            value = float(term.detach())
-            if not math.isfinite(value):
-                who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"
-                raise RunError(
-                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} "
-                    f"in epoch {step.epoch}, step {step.number}; "
-                    f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
-                )
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        first, *rest = terms.values()
-        return sum(rest, start=first)
-
-    def close(self, steps: int) -> None:
-        """Adds the mean terms to the trace."""
-        self._ctx.trace.append({name: value / max(1, steps) for name, value in self._sums.items()})
 
 
 @dataclass

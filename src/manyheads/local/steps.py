@@ -1,0 +1,73 @@
+"""One step of training: which samples, which random stream, which parameters, and the watch over its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.contract.context import SERVER, Context
+from manyheads.contract.random import stream
+from manyheads.contract.tree import Part, Tree
+from manyheads.errors import RunError
+from manyheads.local.network import Network
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mini-batch of a plan: its epoch, its number within the epoch, and its samples."""
+
+    epoch: int
+    number: int
+    rows: Tensor
+
+
+def dropout_stream(ctx: Context, step: Step, *draw: int) -> torch.Generator:
+    """The stream of one step's dropout masks, or of one numbered draw of it."""
+    return stream(ctx.seed, ctx.round, ctx.party, "dropout", step.epoch, step.number, *draw)
+
+
+def trained_names(ctx: Context, model: Tree, trains: Part) -> list[str]:
+    """The parameters of ``trains``, without those that the network's author froze."""
+    parameters = trains - (Part.BUFFER | Part.of("frozen"))
+    return [name for name in model if parameters.holds(ctx.tags[name])]
+
+
+def bare_parts(network: Network, trains: Part) -> list[str]:
+    """Parts without parameters that count as trained: their dropout is on."""
+    return [name for name in network.bare if trains.holds(frozenset({name}))]
+
+
+class Log:
+    """Sums loss terms for the trace, and stops a run whose loss is not finite."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def total(self, terms: Mapping[str, Tensor], step: Step) -> Tensor:
+        """The sum of the terms.
+
+        Raises:
+            RunError: a term is not finite; names round, client and term.
+        """
+        for name, term in terms.items():
+            value = float(term.detach())
+            if not math.isfinite(value):
+                who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"
+                raise RunError(
+                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} "
+                    f"in epoch {step.epoch}, step {step.number}; "
+                    f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
+                )
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+        first, *rest = terms.values()
+        return sum(rest, start=first)
+
+    def close(self) -> None:
+        """Adds the mean terms to the trace."""
+        self._ctx.trace.append({name: total / count for name, (total, count) in self._sums.items()})
