@@ -56,5 +56,6 @@ clean:
 		echo "Name one yourself: make PYTHON=/path/to/python3 ..." >&2; exit 1; \
 	fi
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo "installing into .venv (PyTorch and what else is needed); this takes a minute or more"
+	@$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

@@ -6,6 +6,7 @@ import pytest
 import torch
 import toys
 
+from manyheads.algorithms import registry
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.pfedkdh import PFedKDH
@@ -93,6 +94,16 @@ def test_a_run_uses_and_moves_no_global_generator():
     same(Experiment(toys.config(partition__clients=4, data__limit=200)).run(), one)
 
 
+@pytest.mark.parametrize("name", registry.names())
+def test_no_method_uses_the_global_generators(name):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = toys.run(registry.load(name)())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    same(toys.run(registry.load(name)()), one)
+
+
 def test_a_longer_run_begins_like_a_shorter_one():
     short, long = (toys.run(PFedKDH(), train__rounds=rounds, cohorts=toys.COHORTS) for rounds in (2, 3))
     assert [row["loss"] for row in long.rows[:3]] == [row["loss"] for row in short.rows]
@@ -168,7 +179,7 @@ def test_the_server_s_loss_is_watched_as_well():
 
 
 def test_an_upload_that_is_not_finite_stops_the_run():
-    with pytest.raises(RunError, match=r"^round 1, client 1: 'model/backbone\.fc\.bias' of the upload is not finite$"):
+    with pytest.raises(RunError, match=r"^round 1, client 1: the upload's 'model/backbone\.fc\.bias' is not finite$"):
         toys.run(methods.Poisoned())
 
 
@@ -177,7 +188,7 @@ def test_a_client_whose_upload_is_not_finite_is_dropped(overheard):
     result = toys.experiment(methods.Poisoned(), run__non_finite="drop").run(None, events.append)
     row = result.rows[2]
     assert list(row["dropped"]) == ["1"]
-    assert "'model/backbone.fc.bias' of the upload is not finite" in row["dropped"]["1"]
+    assert "the upload's 'model/backbone.fc.bias' is not finite" in row["dropped"]["1"]
     assert row["cohort"] == [1, 3, 4]
     assert sorted(row["bytes"]["up"]) == ["3", "4"]
     assert sorted(row["bytes"]["down"]) == ["1", "3", "4"]
@@ -226,3 +237,12 @@ def test_a_loss_that_explodes_drops_the_client():
 def test_cohorts_that_do_not_fit(cohorts, message):
     with pytest.raises(InputError, match=message):
         toys.experiment(FedPer(), cohorts=cohorts)
+
+
+@pytest.mark.parametrize("made", [np.array([[0, 2], [3, 1], [0, 4]]), [[np.int64(0), 2], (np.int32(3), 1), [0, 4]]])
+def test_cohorts_of_numpy(tmp_path, made):
+    with pytest.raises(KeyboardInterrupt):
+        toys.experiment(FedPer(), cohorts=made, **MLP).run(tmp_path, toys.raising(0))
+    plain = toys.run(FedPer(), cohorts=[[0, 2], [3, 1], [0, 4]], **MLP)
+    same(toys.run(FedPer(), cohorts=made, **MLP), plain)
+    same(toys.resume(tmp_path, FedPer()), plain)

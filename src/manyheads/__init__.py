@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyheads.comparison import compare
     from manyheads.config import Config
+    from manyheads.data.dataset import dataset_from_arrays
     from manyheads.experiment import Experiment
+    from manyheads.models.split import SplitModel
 
-__all__ = ["Config", "Experiment", "compare"]
+__all__ = ["Config", "Experiment", "SplitModel", "compare", "dataset_from_arrays"]
 
-_HOMES = {"Config": "manyheads.config", "Experiment": "manyheads.experiment", "compare": "manyheads.comparison"}
+_HOMES = {
+    "Config": "manyheads.config",
+    "Experiment": "manyheads.experiment",
+    "SplitModel": "manyheads.models.split",
+    "compare": "manyheads.comparison",
+    "dataset_from_arrays": "manyheads.data.dataset",
+}
 
 
 def __getattr__(name: str) -> Any:

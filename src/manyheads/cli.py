@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from manyheads import config_options
 from manyheads.config import Config, profiles
+from manyheads.data.catalog import is_own
 from manyheads.errors import InputError, RunError
 from manyheads.events import OnEvent
 
@@ -112,9 +114,11 @@ def show(run: Run) -> None:
 def list_(what: Catalog) -> None:
     """List what a config can choose from."""
     for name, description, options in config_options.catalog(what.value, profiles()):
-        typer.echo(f"{name:<20} {description}")
-        if options:
-            typer.echo(" " * 21 + ", ".join(f"{key} = {value}" for key, value in options.items()))
+        said = f"{name:<20} {description}"
+        said += "".join(f"\n{' ' * 21}{key} = {value}" for key, value in options.items())
+        width = max(40, Console().width)
+        for line in said.splitlines():
+            typer.echo(textwrap.fill(line, width, subsequent_indent=" " * 21, drop_whitespace=True))
 
 
 @app.command()
@@ -122,7 +126,7 @@ def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("manyheads.toml"), profile: Profile = None
 ) -> None:
     """Write a config with every key and what it means."""
-    text = (Config.profile(profile) if profile else Config()).to_toml(comments=True)
+    text = Config.profile(profile or "digits").to_toml(comments=True)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -135,6 +139,7 @@ def init(
 
 def main() -> None:
     """Entry point. Exit status 0; 2 for wrong input; 1 for a run that failed; 130 after Ctrl-C."""
+    sys.path.append(str(Path.cwd()))  # for a network of one's own, model.name = "mynet:make"
     try:
         app()
     except (InputError, RunError) as error:
@@ -153,9 +158,16 @@ def _load(
         config, name = Config.profile(profile, overrides or ()), profile
     else:
         config = Config.parse("", overrides or ())
-        name = config.data.source
-    # An absolute path, so that the run can be resumed from another folder.
-    return (config.with_values({"data.dir": str(data_dir.resolve())}) if data_dir else config), name
+        name = Path(config.data.source.rpartition(":")[2]).stem or "run"
+    return _absolute(config.with_values({"data.dir": str(data_dir)}) if data_dir else config), name
+
+
+def _absolute(config: Config) -> Config:
+    """Paths that hold anywhere, so that the run can be resumed from another folder."""
+    values = {"data.dir": Path(config.data.dir).expanduser()} if config.data.dir else {}
+    if is_own(config.data.source) and (source := Path(config.data.source).expanduser()).exists():
+        values["data.source"] = source
+    return config.with_values({key: str(path.resolve()) for key, path in values.items()})
 
 
 def _seed(text: str) -> int:

@@ -33,7 +33,7 @@ def compare(
     config: Config,
     methods: Sequence[str],
     seeds: Sequence[int] = (0,),
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     on_event: OnEvent | None = None,
     *,
     dataset: Dataset | None = None,
@@ -55,6 +55,8 @@ def compare(
         InputError: a method is unknown or named twice, or the folder holds a comparison already.
         RunError: a run failed.
     """
+    folder = None if folder is None else Path(folder)
+    methods, seeds = list(methods), [int(seed) for seed in seeds]
     for what, values in (("methods", methods), ("seeds", seeds)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"{what}: {list(values)} must name at least one, and none twice")
@@ -104,8 +106,9 @@ def _check(entries: Sequence[Entry], dataset: Dataset) -> None:
 
 
 def _create(folder: Path, config: Config, methods: Sequence[str], seeds: Sequence[int]) -> None:
-    if is_comparison(folder):
-        raise InputError(f"{folder} already holds a comparison; continue it with: manyheads resume {folder}")
+    for name, what in ((_PLAN, "a comparison"), ("config.toml", "a run")):
+        if (folder / name).is_file():
+            raise InputError(f"{folder} already holds {what}; continue it with: manyheads resume {folder}")
     try:
         make_folder(folder)
         if others := [path.name for path in folder.iterdir() if not path.name.lstrip(".").startswith(_BASE)]:

@@ -18,7 +18,7 @@ from manyheads.config_errors import first_error, unknown_key
 from manyheads.errors import InputError, unknown
 
 _PROFILES = files("manyheads") / "profiles"
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class Section(BaseModel):
@@ -158,7 +158,7 @@ class Config(Section):
             InputError: when the file cannot be read, is not TOML, or holds an unknown key or a value out of range.
         """
         try:
-            text = Path(path).read_bytes().decode("utf-8")
+            text = Path(path).read_bytes().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError(f"cannot read config {str(path)!r}: {reason}") from None
@@ -224,7 +224,7 @@ def _override(text: str) -> tuple[str, Any]:
         return key, None
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # of which TOMLDecodeError is one
         return key, value
     return key, parsed["value"] if len(parsed) == 1 else value
 
@@ -234,7 +234,9 @@ def _merged(tables: Mapping[str, Any], overrides: Iterable[tuple[str, Any]]) -> 
     # Choices come first: another method has other options, and those of the old one would only be refused.
     for dotted, value in sorted(overrides, key=lambda item: item[0] not in _CHOICES):
         section, _, key = dotted.partition(".")
-        if section not in _KEYS or not key:
+        if section in _KEYS and not key:
+            raise InputError(f"{section!r} is a table: name a key of it, such as {section}.{_KEYS[section][0]}")
+        if section not in _KEYS:
             raise InputError(unknown_key("", section, _KEYS, _KEYS))
         table = merged.setdefault(section, {})
         if not isinstance(table, dict):
@@ -250,7 +252,8 @@ def _written(name: str, section: Section, comments: bool) -> str:
     lines = [f"[{name}]"]
     for key, value in section.model_dump().items():
         field = type(section).model_fields.get(key)
-        line = f"# {key} =" if value is None else f"{key} = {_value(value)}"
+        plain = key if key.isascii() else _value(key)  # TOML wants other letters in quotes
+        line = f"# {plain} =" if value is None else f"{plain} = {_value(value)}"
         note = field.description if field and comments else None
         lines.append(f"{line:<24}# {note}" if note else line)
     return "\n".join(lines) + "\n"

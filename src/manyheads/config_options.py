@@ -43,7 +43,7 @@ def defaults(section: str, choice: str) -> Mapping[str, Any] | None:
 def catalog(what: str, profiles: Mapping[str, str]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Name, description and options of all ``methods``, ``data``, ``partitions``, ``models`` or ``profiles``."""
     if what == "methods":
-        return [(name, registry.describe(name), registry.fields(name)) for name in registry.names()]
+        return [_method(name) for name in registry.names()]
     if what == "partitions":
         return [(name, text, data_catalog.PARTITION_OPTIONS[name]) for name, text in data_catalog.PARTITIONS.items()]
     if what == "models":
@@ -79,3 +79,10 @@ def check(field: str, value: Any, default: Any) -> Any:
 def _check_known(field: str, what: str, name: str, choices: Iterable[str]) -> None:
     if name not in choices:
         raise InputError(f"{field}: {unknown(what, name, choices)}")
+
+
+def _method(name: str) -> tuple[str, str, Mapping[str, Any]]:
+    try:
+        return name, registry.describe(name), registry.fields(name)
+    except InputError as error:  # one broken file must not hide the others
+        return name, f"cannot be used: {error}", {}

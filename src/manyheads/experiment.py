@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +64,11 @@ class Result:
             for metric in row["metrics"]:
                 if all(metric[key] == value for key, value in wanted.items()):
                     return float(metric["accuracy"])
-        raise InputError(f"the run has no accuracy for {wanted}")
+        have = sorted({tuple(metric[key] for key in wanted) for row in self.rows for metric in row["metrics"]})
+        raise InputError(f"no accuracy for {tuple(wanted.values())}; the run has {', '.join(map(str, have)) or 'none'}")
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.rows)} rows, private states of {len(self.private)} clients, folder={self.folder})"
 
 
 class Experiment:
@@ -95,10 +101,12 @@ class Experiment:
         self.partition = partition or _partition(config, self.dataset)
         self.federation = Federation(self.dataset, self.partition)
         self.algorithm = algorithm or registry.load(config.algorithm.name)(**config.algorithm.options)
+        self._own = {"algorithm": type(algorithm).__name__} if algorithm else {}
+        self._own |= {"model": getattr(model, "__name__", "own")} if model else {}
         self.cohorts = self._checked(cohorts) if cohorts is not None else None
         self._model: Callable[[], SplitModel] = model or self._build
 
-    def run(self, folder: Path | None = None, on_event: OnEvent | None = None, label: str = "") -> Result:
+    def run(self, folder: Path | str | None = None, on_event: OnEvent | None = None, label: str = "") -> Result:
         """Runs all rounds, and stores them in ``folder`` if there is one.
 
         Raises:
@@ -109,7 +117,9 @@ class Experiment:
             return self._run(None, State(MemoryStore()), -1, on_event, label)
         self.check()
         data = {**self.federation.counts(), "fingerprint": self.dataset.fingerprint, "cohorts": self.cohorts}
-        with RunFolder.create(folder, self.config.to_toml(), partition=self.partition.save, data=data) as opened:
+        config = self.config.to_toml()
+        data |= {"own": self._own, "config": _digest(config)}
+        with RunFolder.create(Path(folder), config, partition=self.partition.save, data=data) as opened:
             return self._run(opened, State(opened.store()), -1, on_event, label)
 
     def check(self) -> None:
@@ -126,7 +136,7 @@ class Experiment:
     @classmethod
     def resume(
         cls,
-        folder: Path,
+        folder: Path | str,
         *,
         dataset: Dataset | None = None,
         on_event: OnEvent | None = None,
@@ -146,15 +156,23 @@ class Experiment:
             InputError: the folder holds no run, is in use, or the data differ from those that the run began with.
             RunError: every checkpoint is damaged.
         """
+        folder = Path(folder)
         with RunFolder.open(folder) as opened:
             config = Config.parse(opened.config, origin=str(folder / "config.toml"))
             about = opened.data
-            partition = Partition.load(opened.partition_path)
-            self = cls(config, dataset=dataset, partition=partition, cohorts=about["cohorts"], **own)
-            if self.dataset.fingerprint != about["fingerprint"]:
+            if about.get("config") != _digest(opened.config):
+                raise InputError(f"{folder / 'config.toml'} is not what the run began with; start a new run with it")
+            for what, name in about.get("own", {}).items():
+                if own.get(what) is None:
+                    call = f"Experiment.resume({str(folder)!r}, {what}=...)"
+                    raise InputError(f"{folder} was run with its own {what} ({name}); go on from Python: {call}")
+            dataset = dataset or load_dataset(config)
+            if dataset.fingerprint != about.get("fingerprint"):
                 raise InputError(
                     f"{folder}: data.source = {config.data.source!r} holds other images or labels than when it began"
                 )
+            partition = Partition.load(opened.partition_path)
+            self = cls(config, dataset=dataset, partition=partition, cohorts=about.get("cohorts"), **own)
             restored = opened.restore()
             state, position = State(opened.store()), -1
             if restored:
@@ -224,11 +242,12 @@ class Experiment:
         rounds, clients = self.algorithm.stages(self.config.train.rounds)[-1].rounds, self.federation.clients
         if len(cohorts) < rounds:
             raise InputError(f"cohorts: {len(cohorts)} rounds are given, but {rounds} are run (train.rounds)")
-        for round, members in enumerate(cohorts):
+        plain = [[operator.index(client) for client in members] for members in cohorts]
+        for round, members in enumerate(plain):
             for client in members:
                 if not 0 <= client < clients or members.count(client) > 1:
                     raise InputError(f"cohorts: client {client} of round {round} must be in 0..{clients - 1}, and once")
-        return [sorted(members) for members in cohorts]
+        return [sorted(members) for members in plain]
 
     def _build(self) -> SplitModel:
         model = self.config.model
@@ -255,6 +274,10 @@ def _partition(config: Config, dataset: Dataset) -> Partition:
         options=config.partition.options,
         columns=dataset.train.columns,
     )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _present(server: ServerState | None) -> ServerState:

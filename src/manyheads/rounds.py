@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.config import Config
 from manyheads.contract import Part, PrivateState, ServerState, Upload
-from manyheads.contract.wire import check_broadcast, check_finite
+from manyheads.contract.wire import check_broadcast, check_finite, check_state
 from manyheads.engines import Engine
 from manyheads.engines.downlink import Downlink
 from manyheads.errors import RunError
@@ -44,6 +44,13 @@ class State:
     def private(self, client: int) -> PrivateState | None:
         """What a client keeps; None for one that has not taken part."""
         return self.store.get(client) if client in self.active else None
+
+    def keep(self, reply: Reply) -> None:
+        """Takes over what a client keeps after a round, and how well its trained model did."""
+        self.store.put(reply.client, reply.private)
+        self.active.add(reply.client)
+        for (variant, _), right in reply.correct.items():
+            self.local.setdefault(variant, {})[reply.client] = right
 
     def to_json(self) -> dict[str, Any]:
         """All that is no record."""
@@ -80,7 +87,8 @@ class Rounds:
         state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)
         if fresh:
             state.active.clear()
-        return self._row(moment, [], {}, {}, {}, {}, state)
+        check_state(state.server, "before training, the server:")
+        return self._row(moment, [], {}, {"up": {}, "down": {}}, {}, state)
 
     def round(self, moment: Moment, state: State, cohort: Sequence[int]) -> Row:
         """Broadcast, local updates, aggregation, test."""
@@ -88,30 +96,27 @@ class Rounds:
         assert moment.round is not None
         ctx = self._setting.server(moment.round)
         start = time.perf_counter()
-        down: dict[int, int] = {}
-        replies: list[Reply] = []
+        traffic: dict[str, dict[int, int]] = {"up": {}, "down": {}}
         uploads: dict[int, Upload] = {}
-        dropped: dict[int, str] = {}
-        for reply in self._engine.update(self._tasks(state, cohort, moment.round, down), moment.main):
+        losses: dict[int, Mapping[str, float]] = {}
+        dropped: dict[str, str] = {}
+        for reply in self._engine.update(self._tasks(state, cohort, moment.round, traffic["down"]), moment.main):
             try:
                 uploads[reply.client] = _received(reply, moment.round)
-                replies.append(reply)
-            except RunError as error:
+            except RunError as error:  # the client keeps what it had before the round
                 if self._config.run.non_finite == "stop":
                     raise
-                dropped[reply.client] = str(error)
+                dropped[str(reply.client)] = str(error)
+                continue
+            losses[reply.client], traffic["up"][reply.client] = reply.loss, len(reply.upload)
+            state.keep(reply)
         trained = time.perf_counter()
         if uploads:
             state.server = self._algorithm.aggregate(state.server, uploads, ctx)
-        for reply in replies:  # a client whose upload was refused keeps what it had before the round
-            state.store.put(reply.client, reply.private)
-            state.active.add(reply.client)
-            for (variant, _), right in reply.correct.items():
-                state.local.setdefault(variant, {})[reply.client] = right
+            check_state(state.server, f"round {moment.round}, the server:")
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
-        up = {reply.client: len(reply.upload) for reply in replies}
-        row = self._row(moment, cohort, _mean_loss(replies, uploads), down, up, seconds, state)
-        return row | {"dropped": {str(client): reason for client, reason in dropped.items()}} if dropped else row
+        row = self._row(moment, cohort, self._mean_loss(losses), traffic, seconds, state)
+        return row | {"dropped": dropped} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
         assert state.server is not None
@@ -128,27 +133,35 @@ class Rounds:
         moment: Moment,
         cohort: Sequence[int],
         loss: Mapping[str, float],
-        down: Mapping[int, int],
-        up: Mapping[int, int],
+        traffic: Mapping[str, Mapping[int, int]],
         seconds: Mapping[str, float],
         state: State,
     ) -> Row:
         start = time.perf_counter()
         metrics = self._metrics(moment, state) if self._due(moment) else []
         number = -1 if moment.round is None else moment.round
-        sizes = {"up": {str(k): v for k, v in up.items()}, "down": {str(k): v for k, v in down.items()}}
+        sizes = {way: {str(client): size for client, size in clients.items()} for way, clients in traffic.items()}
         row: Row = {"round": number, "cohort": list(cohort), "loss": dict(loss), "bytes": sizes, "metrics": metrics}
         row["seconds"] = {**seconds, "evaluate": time.perf_counter() - start}
         return row if moment.main else {"stage": self._stage, **row}
+
+    def _mean_loss(self, losses: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+        """The cohort's loss terms, weighted by the clients' train images."""
+        sizes = {client: len(self._setting.parties.train(client)) for client in losses}
+        mean: dict[str, float] = {}
+        for client, terms in losses.items():
+            for name, value in terms.items():
+                mean[name] = mean.get(name, 0.0) + value * sizes[client] / sum(sizes.values())
+        return mean
 
     def _due(self, moment: Moment) -> bool:
         every = self._config.run.eval_every
         return moment.main and (moment.round is None or moment.last or (moment.round + 1) % every == 0)
 
     def _adapts(self, moment: Moment) -> bool:
-        if self._algorithm.adapts == Part.NONE:
-            return False
-        every = self._config.run.adapt_every or (1 if self._algorithm.adapts == Part.HEAD else WHOLE_MODEL_ADAPTS_EVERY)
+        every = self._config.run.adapt_every or (
+            1 if self._algorithm.adapts() == Part.HEAD else WHOLE_MODEL_ADAPTS_EVERY
+        )
         return moment.round is None or moment.last or (moment.round + 1) % every == 0
 
     def _metrics(self, moment: Moment, state: State) -> list[Row]:
@@ -177,19 +190,10 @@ class Rounds:
 
 
 def _received(reply: Reply, round: int) -> Upload:
-    """The upload of a reply. Raises RunError where there is none, or where it is not finite."""
+    """The upload of a reply. Raises RunError where there is none, or where it or the private state is no number."""
     if reply.error:
         raise RunError(reply.error)
     upload = Upload.from_bytes(reply.upload)
-    check_finite(upload, reply.client, round)
+    check_finite(upload, f"round {round}, client {reply.client}: the upload's")
+    check_state(reply.private, f"round {round}, client {reply.client}: the private state's")
     return upload
-
-
-def _mean_loss(replies: Sequence[Reply], uploads: Mapping[int, Upload]) -> dict[str, float]:
-    """The cohort's loss terms, weighted as the uploads are."""
-    total = sum(float(uploads[reply.client].weight) for reply in replies)
-    mean: dict[str, float] = {}
-    for reply in replies:
-        for name, value in reply.loss.items():
-            mean[name] = mean.get(name, 0.0) + value * float(uploads[reply.client].weight) / total
-    return mean

@@ -24,6 +24,24 @@ def test_what_is_read_from_the_file_is_what_the_class_says(name):
     assert registry.describe(name).endswith(".")
 
 
+def test_hyper_parameters_are_inherited(tmp_path, monkeypatch):
+    files = {
+        "base_one": "class BaseOne(Algorithm):\n    a: int = 1\n    b: float = 0.5\n",
+        "child": "class Child(BaseOne):\n    b: float = 2.0\n    c: ClassVar[int] = 3\n",
+        "grand": "class Grand(Child):\n    d: str = 'x'\n",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text("@dataclass(frozen=True)\n" + text)
+    monkeypatch.setattr(registry, "_FOLDER", tmp_path)
+    registry._class.cache_clear()
+    try:
+        assert registry.fields("child") == {"a": 1, "b": 2.0}
+        assert registry.fields("grand") == {"a": 1, "b": 2.0, "d": "x"}
+        assert registry.fields("base_one") == {"a": 1, "b": 0.5}
+    finally:
+        registry._class.cache_clear()
+
+
 def test_an_unknown_method_is_one_line():
     with pytest.raises(InputError, match=r"^algorithm\.name: unknown method 'fedpr'; did you mean 'fedper'\?$"):
         registry.load("fedpr")

@@ -1,12 +1,14 @@
 """Networks with BatchNorm: what happens to statistics and counters at the server, on the wire and at the clients."""
 
+from dataclasses import dataclass, field
+
 import methods
 import torch
 import toys
 
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedper import FedPer
-from manyheads.contract import Part, Upload
+from manyheads.contract import Part, Tree, Upload
 from manyheads.contract.records import PrivateState
 
 RESNET = {"model__name": "resnet8", "model__width": 2}
@@ -64,9 +66,41 @@ def test_reset_buffers(overheard):
     assert all(not buffers_of(state.model) for state in result.private.values())
     for name in buffers_of(initial):
         assert torch.equal(result.server.model[name], initial[name])
-    average = toys.run(FedPer(), **RESNET)
-    assert result.server.model["backbone.conv1.weight"].shape == average.server.model["backbone.conv1.weight"].shape
-    assert result.server != average.server
+
+
+@dataclass(frozen=True)
+class Counting(FedPer):
+    """Writes down from which buffers a client starts to train."""
+
+    starts: dict = field(default_factory=dict)
+
+    def train(self, model, received, private, data, ctx):
+        self.starts[ctx.round, ctx.party] = Tree({name: model[name] for name in buffers_of(model)})
+        return super().train(model, received, private, data, ctx)
+
+
+def test_where_clients_start_under_each_policy():
+    runs, starts = {}, {}
+    for policy in ("average", "private", "reset"):
+        method = Counting()
+        runs[policy] = toys.run(method, run__buffers=policy, cohorts=[[0, 1]] * 3, **RESNET)
+        starts[policy] = method.starts
+    counts = {
+        policy: [start["backbone.bn1.num_batches_tracked"].item() for start in of.values()]
+        for policy, of in starts.items()
+    }
+    # client 0 makes 10 steps a round, client 1 makes 2; the average takes the larger counter
+    assert counts == {"average": [0, 0, 10, 10, 20, 20], "private": [0, 0, 10, 2, 20, 4], "reset": [0] * 6}
+    mean = "backbone.bn1.running_mean"
+    assert torch.equal(starts["average"][1, 0][mean], starts["average"][1, 1][mean])
+    assert not torch.equal(starts["private"][1, 0][mean], starts["private"][1, 1][mean])
+    initial = toys.setting(**RESNET).network.initial
+    assert all(start == Tree({n: initial[n] for n in start}) for start in starts["reset"].values())
+    # in training BatchNorm goes by the batch, so that the policies train the same weights
+    weights = [
+        {n: t.tolist() for n, t in run.server.model.items() if n not in buffers_of(initial)} for run in runs.values()
+    ]
+    assert weights[0] == weights[1] == weights[2]
 
 
 def test_a_single_image_at_the_end_does_not_spoil_batchnorm():

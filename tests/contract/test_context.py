@@ -5,7 +5,7 @@ import torch
 import toys
 from torch import nn
 
-from manyheads.contract import ClientContext, Part, ServerContext, Tree, Upload
+from manyheads.contract import ClientContext, Part, ServerContext
 from manyheads.contract.context import buffer_policy, steps_an_epoch
 from manyheads.errors import InputError
 from manyheads.local.network import Network
@@ -22,62 +22,6 @@ def server(network):
     return ServerContext(**vars(toys.context(network)) | {"party": -1})
 
 
-def upload(w, weight, mean=0.0, count=0, **more):
-    tree = Tree({"w": torch.tensor(w), "bn.running_mean": torch.tensor(mean), "bn.count": torch.tensor(count)})
-    return Upload(model=tree, weight=weight, **more)
-
-
-@pytest.mark.parametrize("counts", [(7, 3), (3, 7)])
-def test_average_by_hand(server, counts):
-    # two clients with three numbers: (3 * 1 + 1 * 5) / 4, ...; the float buffer likewise, the counter takes the maximum
-    uploads = {
-        0: upload([1.0, 2.0, -4.0], 3.0, mean=8.0, count=counts[0]),
-        5: upload([5.0, 2.0, 4.0], 1.0, mean=0.0, count=counts[1]),
-    }
-    mean = server.average(uploads)
-    assert list(mean) == ["model"]
-    values = {name: tensor.tolist() for name, tensor in mean.model.items()}
-    assert values == {"w": [2.0, 2.0, -2.0], "bn.running_mean": 6.0, "bn.count": 7}
-    assert mean.model["bn.count"].dtype == torch.int64
-    assert mean.model["w"].dtype == torch.float32
-
-
-def test_average_runs_in_float64(server):
-    # in float32 1e8 + 1 is 1e8, and the mean would be 0
-    uploads = {k: upload([w], 1.0) for k, w in enumerate([1e8, 1.0, -1e8])}
-    assert server.average(uploads).model["w"].item() == pytest.approx(1 / 3, rel=1e-6)
-
-
-def test_average_leaves_uploads_alone(server):
-    uploads = {0: upload([1.0], 1.0, count=3), 1: upload([3.0], 1.0, count=9)}
-    before = [u.to_bytes() for u in uploads.values()]
-    server.average(uploads)
-    assert [u.to_bytes() for u in uploads.values()] == before
-
-
-def test_average_of_other_fields_with_other_weights(server):
-    uploads = {
-        0: upload([1.0], 3.0, means=torch.tensor([2.0]), loss=1.0),
-        1: upload([3.0], 1.0, means=torch.tensor([4.0]), loss=0.0),
-    }
-    mean = server.average(uploads, "means", "loss", weight=lambda u: 1.0)
-    assert list(mean) == ["loss", "means"]
-    assert (mean.means.tolist(), mean.loss.item()) == ([3.0], 0.5)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"), [([], "no upload"), ([0.0, 0.0], "all weights are zero"), ([2.0, -1.0], "negative: -1.0")]
-)
-def test_weights_that_make_no_mean(server, weights, message):
-    with pytest.raises(ValueError, match=message):
-        server.average({k: upload([1.0], w) for k, w in enumerate(weights)})
-
-
-def test_one_client_averages_to_itself(server):
-    w = torch.randn(1000, generator=torch.Generator().manual_seed(0)).tolist()
-    assert torch.equal(server.average({4: upload(w, 3.0)}).model["w"], torch.tensor(w))
-
-
 @pytest.mark.parametrize(
     ("n", "batch", "steps"),
     [(65, 64, 1), (66, 64, 2), (64, 64, 1), (128, 64, 2), (129, 64, 2), (1, 64, 1), (3, 64, 1), (3, 1, 2), (1, 1, 1)],
@@ -87,6 +31,9 @@ def test_steps_an_epoch(network, n, batch, steps):
     ctx = toys.context(network, batch=batch, epochs=3)
     assert ctx.steps(toys.data([0.0] * n)) == 3 * steps
     assert ctx.steps(toys.data([0.0] * n), epochs=1) == steps
+    other = toys.context(network, batch=7, epochs=3)
+    assert other.steps(toys.data([0.0] * n), batch=batch) == 3 * steps
+    assert other.steps(toys.data([0.0] * n), 2, batch) == 2 * steps
 
 
 def test_take_follows_the_tags(network):
@@ -115,6 +62,19 @@ def test_class_means_are_taken_in_eval_mode_and_not_augmented(network):
     means, _ = ctx.class_means(network.initial, data)
     weight = network.initial["backbone.1.weight"].item()
     assert means[0].item() == pytest.approx(2 * weight / math.sqrt(1 + 1e-5), rel=1e-6)
+
+
+def test_a_function_of_every_image(network):
+    data = toys.data(range(700)).map(lambda b, generator: b.replace(x=b.x + 100))
+    asked = []
+
+    def fn(x):
+        asked.append(len(x))
+        return x.flatten(1) * torch.tensor([1.0, 2.0])
+
+    values = toys.context(network).rowwise(fn, data)
+    assert torch.equal(values, torch.arange(700.0)[:, None] * torch.tensor([1.0, 2.0]))
+    assert asked == [512, 192]  # the rest is padded
 
 
 def test_streams_of_a_context_have_its_round_and_party(network):

@@ -40,6 +40,16 @@ def test_views_leave_the_data_alone():
     assert more.x(torch.tensor([2, 0])).flatten().tolist() == [3.0, 1.0]
 
 
+def test_some_samples_keep_their_columns():
+    data = toys.data([1, 2, 3, 4], [3, 2, 1, 0]).with_(soft=torch.arange(4.0), twice=lambda x: x * 2).given(scale=2.0)
+    some = data.map(lambda b, generator: b).take(torch.tensor([3, 1]))
+    assert (len(some), some.y.tolist(), some.columns["soft"].tolist()) == (2, [0, 2], [3.0, 1.0])
+    assert some.x(torch.tensor([1, 0])).flatten().tolist() == [2.0, 4.0]
+    assert some.columns["twice"](torch.ones(1)).item() == 2.0
+    assert (dict(some.constants), len(some.maps), len(data)) == ({"scale": 2.0}, 1, 4)
+    assert some.take(torch.tensor([1])).y.tolist() == [2]
+
+
 def test_a_column_has_a_value_for_each_sample():
     with pytest.raises(ValueError, match=r"column 'soft' has 2 values for 3 samples"):
         toys.data([1, 2, 3]).with_(soft=torch.ones(2))

@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import torch
 
 from manyheads.contract.random import seed_of, stream
@@ -13,6 +14,10 @@ def test_each_part_of_a_key_counts():
     keys = list(itertools.product((0, 1), (0, 1), (0, 1), ("order", "dropout"), (0, 1)))
     assert len({seed_of(*key) for key in keys}) == len(keys)
     assert seed_of(1, 11) != seed_of(11, 1) != seed_of("1", 11)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert seed_of(np.int64(0), np.int32(1), 2, "order", np.int64(0)) == seed_of(0, 1, 2, "order", 0)
 
 
 def test_a_stream_starts_anew_and_is_no_other():

@@ -69,6 +69,14 @@ def test_integers_stay_out_of_arithmetic():
         assert not torch.equal(result["w"], a["w"])
 
 
+def test_arithmetic_shares_no_counter():
+    # the next step of training adds 1 to it, in place
+    a, b = Tree({"w": torch.ones(1), "n": torch.tensor(3)}), Tree({"w": torch.ones(1), "n": torch.tensor(5)})
+    for result in (a + b, a - b, a * 0.5, 0.5 * a, a * b, a.lerp(b, 0.7), a.descend(b, 0.1)):
+        result["n"].add_(1)
+    assert (a["n"].item(), b["n"].item()) == (3, 5)
+
+
 def test_names_that_the_right_tree_lacks_stay():
     a = tree(w=[1.0], x=[2.0])
     for result in (a + tree(w=[1.0]), a - tree(w=[1.0]), a * tree(w=[2.0]), a.lerp(tree(w=[3.0]), 0.5)):

@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,8 +9,8 @@ import torch
 import toys
 
 from manyheads.algorithms.fedper import FedPer
-from manyheads.contract import Broadcast, Part, Tree, Upload
-from manyheads.contract.wire import WireError, check_broadcast, check_finite, check_upload
+from manyheads.contract import Broadcast, Part, PrivateState, ServerState, Tree, Upload
+from manyheads.contract.wire import WireError, check_broadcast, check_finite, check_state, check_upload
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,36 @@ def test_a_broadcast_holds_the_shared_part_and_no_more(ctx):
         check_broadcast(Broadcast(model=ctx.initial), FedPer(), ctx)
 
 
+SPOILED = [
+    ({"weight": float("nan")}, "'weight'"),
+    ({"means": torch.tensor([0.0, float("nan")])}, "'means'"),
+    ({"model": Tree({"a": torch.zeros(2), "b": torch.tensor(float("nan"))})}, "'model/b'"),
+]
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
-    [
-        ({"weight": float("nan")}, "'weight'"),
-        ({"weight": float("inf")}, "'weight'"),
-        ({"means": torch.tensor([0.0, float("-inf")])}, "'means'"),
-        ({"model": Tree({"a": torch.zeros(2), "b": torch.tensor(float("nan"))})}, "'model/b'"),
-    ],
+    [*SPOILED, ({"weight": float("inf")}, "'weight'"), ({"means": torch.tensor([0.0, float("-inf")])}, "'means'")],
 )
 def test_what_is_not_finite_is_named(fields, name):
-    with pytest.raises(WireError, match=f"^round 4, client 7: {name} of the upload is not finite$"):
-        check_finite(Upload(**fields), 7, 4)
-    check_finite(Upload(weight=1.0, model=Tree({"a": torch.zeros(2), "n": torch.tensor(3)})), 7, 4)
+    with pytest.raises(WireError, match=f"^round 4, client 7: the upload's {name} is not finite$"):
+        check_finite(Upload(**fields), "round 4, client 7: the upload's")
+    check_finite(Upload(weight=1.0, model=Tree({"a": torch.zeros(2), "n": torch.tensor(3)})), "")
+
+
+@pytest.mark.parametrize("weight", [-1.0, torch.tensor(-1.0)])
+def test_a_negative_weight_is_refused(weight):
+    with pytest.raises(WireError, match=r"^the upload's 'weight' is .*-1\.0.*, below 0$"):
+        check_finite(Upload(weight=weight), "the upload's")
+    check_finite(Upload(weight=weight * 0, other=-1.0), "the upload's")
+
+
+@pytest.mark.parametrize(("fields", "name"), [*SPOILED, ({"by": {3: SPOILED[2][0]["model"]}}, "'by@3/b'")])
+@pytest.mark.parametrize("kind", [ServerState, PrivateState])
+def test_a_state_may_be_infinite_but_not_nan(kind, fields, name):
+    with pytest.raises(WireError, match=f"^round 4, the server: {name} is not a number$"):
+        check_state(kind(**fields), "round 4, the server:")
+    check_state(kind(best=float("inf"), known=torch.tensor([-math.inf, 0.0]), n=torch.tensor(3)), "")
 
 
 def test_a_run_stops_at_an_undeclared_field():

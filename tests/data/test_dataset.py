@@ -74,5 +74,22 @@ def test_columns_and_moments_must_fit() -> None:
     with pytest.raises(InputError, match="writer: 3 values for 50 images"):
         Split(X, Y, {"writer": np.zeros(3)})
     split = Split(X, Y)
-    with pytest.raises(InputError, match="each of the 2 channels"):
+    with pytest.raises(InputError, match="for each of 2 channels"):
         Dataset("x", split, split, tuple("abcde"), mean=(0.5,), std=(0.5,))
+
+
+def test_test_images_and_test_labels_go_together() -> None:
+    with pytest.raises(InputError, match="x_test and y_test go together"):
+        dataset_from_arrays(X, Y, X)
+
+
+def test_labels_that_are_identifiers_are_refused() -> None:
+    with pytest.raises(InputError, match="the label 20240000 is above the number of images; number the classes from 0"):
+        dataset_from_arrays(X, np.where(Y == 0, 20240000, Y))
+
+
+def test_the_fingerprint_tells_normalisations_apart() -> None:
+    first = dataset_from_arrays(X, Y)
+    channels = X.shape[-1] if X.ndim == 4 else 1
+    other = Dataset(first.name, first.train, first.test, first.classes, mean=(0.0,) * channels, std=(1.0,) * channels)
+    assert other.fingerprint != first.fingerprint

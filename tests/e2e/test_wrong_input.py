@@ -163,7 +163,7 @@ def test_a_folder_that_is_taken(refused, command, tmp_path):
         "run already holds another experiment (differs in train.lr: 0.5 here, 0.015 there); choose another --folder"
     )
     compare = ("compare", "--methods", "fedper", *sets(*TINY), "--folder")
-    assert refused(*compare, "run").endswith("choose another --folder")
+    assert refused(*compare, "run") == "run already holds a run; continue it with: manyheads resume run"
 
     assert command(*compare, "both").status == 0
     assert refused(*compare, "both") == "both already holds a comparison; continue it with: manyheads resume both"

@@ -1,3 +1,5 @@
+import threading
+
 import methods
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_threads_of_a_run_in_a_folder(tmp_path, reference):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_client_raises_comes_out(engine):
-    with pytest.raises(RunError, match=r"round 1, client 1: 'model/backbone\.fc\.bias' of the upload is not finite"):
+    with pytest.raises(RunError, match=r"^round 1, client 1: the upload's 'model/backbone\.fc\.bias' is not finite$"):
         toys.run(methods.Poisoned(), run__engine=engine, run__workers=2)
 
 
@@ -64,6 +66,48 @@ def test_replies_come_in_the_order_of_the_tasks():
         with make_engine(name, 2, stage) as engine:
             assert [reply.client for reply in engine.update(tasks, False)] == order
             assert [client for client, _ in engine.evaluate(tasks, False)] == order
+
+
+@pytest.mark.parametrize(("engine", "most"), [("serial", 1), ("threads", 5)])  # two a worker, and the reply in hand
+@pytest.mark.parametrize("what", ["update", "evaluate"])
+def test_few_tasks_are_alive_at_once(engine, most, what):
+    stage = toys.setting(FedPer(), model__name="mlp", model__hidden=[4], train__epochs=1)
+    server = stage.algorithm.init_server(stage.server(0))
+    made, done, alive = [], [], []
+
+    def tasks():
+        for number in range(30):
+            client = number % 6
+            made.append(client)
+            alive.append(len(made) - len(done))
+            yield Task(client, 0, stage.algorithm.broadcast(server, client, stage.server(0)), None)
+
+    with make_engine(engine, 2, stage) as running:
+        for reply in getattr(running, what)(tasks(), False):
+            done.append(reply.client if what == "update" else reply[0])
+    assert done == made == [number % 6 for number in range(30)]
+    assert max(alive) == most
+
+
+def test_workers_have_one_thread_each_whatever_the_process_has():
+    found = []
+
+    class Watched(FedPer):
+        def train(self, model, received, private, data, ctx):
+            found.append((threading.current_thread().name.partition("_")[0], torch.get_num_threads()))
+            return model
+
+    stage = toys.setting(Watched(), model__name="mlp")
+    server = stage.algorithm.init_server(stage.server(0))
+    tasks = [Task(c, 0, stage.algorithm.broadcast(server, c, stage.server(0)), None) for c in range(6)]
+    torch.set_num_threads(2)
+    try:
+        with make_engine("threads", 2, stage) as engine:
+            assert len(list(engine.update(tasks, False))) == 6
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert found == [("client", 1)] * 6
 
 
 def test_which_engine_is_made(monkeypatch):
@@ -89,3 +133,18 @@ def test_one_thread_is_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_clients_stop_at_their_next_step_when_something_went_wrong():
+    setting = toys.setting(FedPer(), train__epochs=100_000)
+    ctx = setting.server(0)
+    server = setting.algorithm.init_server(ctx)
+    tasks = [Task(client, 0, setting.algorithm.broadcast(server, client, ctx), None) for client in (0, 1)]
+
+    def fail() -> None:
+        with Threads(setting, 2) as engine:
+            engine.update(tasks, False)
+            raise KeyError  # leaving the block waits for the workers: it ends only because they stop
+
+    with pytest.raises(KeyError):
+        fail()

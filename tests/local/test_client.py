@@ -4,6 +4,7 @@ import methods
 import pytest
 import toys
 
+from manyheads.algorithms import registry
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.pfedkdh import PFedKDH
 from manyheads.contract import Part, PrivateState, Upload
@@ -50,6 +51,28 @@ def test_a_test_changes_nothing():
     assert set(first) == {("", "post_agg"), ("", "post_adapt")}
     assert room.evaluate(task, adapt=True) == first
     assert set(room.evaluate(task, adapt=False)) == {("", "post_agg")}
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_round_changes_nothing_that_it_was_given(name):
+    stage = toys.setting(registry.load(name)(), model__name="resnet8", model__width=2, train__epochs=1)
+    algorithm, room, initial = stage.algorithm, ClientRoom(stage), stage.network.initial.clone()
+    server, private = algorithm.init_server(stage.server(0)), None
+    assert stage.network.initial == initial
+    for round in (0, 1):
+        received = algorithm.broadcast(server, 3, stage.server(round))
+        given = [record for record in (received, private, server) if record is not None]
+        before = [record.to_bytes() for record in given]
+        reply = room.update(Task(3, round, received, private), test=True)
+        room.evaluate(Task(3, round, received, private), adapt=True)
+        assert [record.to_bytes() for record in given] == before
+        uploads = {3: Upload.from_bytes(reply.upload)}
+        kept = reply.private.to_bytes()
+        after = algorithm.aggregate(server, uploads, stage.server(round))
+        assert server.to_bytes() == before[-1] != after.to_bytes()
+        assert (uploads[3].to_bytes(), reply.private.to_bytes()) == (reply.upload, kept)
+        server, private = after, reply.private
+        assert stage.network.initial == initial
 
 
 def test_what_goes_wrong_in_training_is_a_reply():

@@ -80,11 +80,3 @@ def test_a_part_without_weights_is_there():
     m = network.model(network.initial)
     assert torch.equal(m.backbone(x), torch.tensor([[3.0]]))
     assert m.head(m.backbone(x)).shape == (1, 2)
-
-
-def test_layers_that_share_weights_go_on_sharing():
-    layer = nn.Linear(2, 2)
-    network = Network({"backbone": nn.Sequential(layer, nn.ReLU(), layer), "head": nn.Linear(2, 2)})
-    expected = network.model(network.initial)
-    x = torch.randn(3, 2)
-    assert torch.equal(expected.backbone(x), layer(torch.relu(layer(x))))

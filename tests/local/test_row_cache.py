@@ -1,6 +1,7 @@
 import torch
 import toys
 
+from manyheads.local import rows as rows_module
 from manyheads.local.rows import CachedPart, RowCache, chunks, pad
 
 
@@ -33,13 +34,23 @@ def test_each_row_is_computed_once():
     assert asked == [64, 64, 128]
 
 
-def test_grouping_rows_differently_changes_no_bit():
+def test_grouping_rows_differently_changes_no_bit(monkeypatch):
     stage = toys.setting()
-    ctx, data = stage.client(0, 0), stage.parties.train(0)
+    ctx = stage.client(0, 0)
     bound = ctx.model(ctx.initial)
+    x = torch.randn(600, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = toys.data(x)
     whole = ctx.features(bound, data)
-    by_one = RowCache(bound.backbone, data)
-    assert torch.equal(torch.cat([by_one(torch.tensor([i])) for i in range(len(data))]), whole)
+    assert whole.shape == (600, 8)
+    rows = torch.randperm(600, generator=torch.Generator().manual_seed(1))
+    few = RowCache(bound.backbone, data)
+    found = torch.empty_like(whole)
+    for some in (*torch.split(rows[:50], 1), *torch.split(rows[50:], 11)):
+        found[some] = few(some)
+    assert torch.equal(found, whole)
+    for chunk in (64, 256):
+        monkeypatch.setattr(rows_module, "CHUNK", chunk)
+        assert torch.equal(ctx.features(bound, data), whole)
 
 
 def test_a_cached_part_answers_for_its_own_batch_only():

@@ -1,5 +1,7 @@
 import methods
+import torch
 import toys
+from torch import nn
 
 from manyheads.algorithms.fedavg import FedAvg
 
@@ -23,6 +25,27 @@ def test_the_base_model_changes_no_bit_of_a_method_s_modules():
     one, other = (toys.setting(methods.Adapter(), model__widths=widths).network.initial for widths in ([3, 4], [2, 5]))
     assert one.part("backbone") != other.part("backbone")
     assert one.part("adapter") == other.part("adapter")
+
+
+class Dropping(methods.Adapter):
+    """Its own module has a dropout layer of torch."""
+
+    def parts(self, base):
+        parts = super().parts(base)
+        return {**parts, "adapter": nn.Sequential(parts["adapter"], nn.Dropout(0.5))}
+
+
+def test_dropout_in_a_method_s_modules_draws_from_the_run_s_streams():
+    mlp = {"model__name": "mlp", "model__hidden": [6], "cohorts": [[0, 1]], "train__rounds": 1}
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = toys.run(Dropping(), **mlp)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert toys.run(Dropping(), **mlp).server == one.server
+    assert toys.run(Dropping(), run__engine="threads", run__workers=2, **mlp).server == one.server
+    plain = toys.run(methods.Adapter(), **mlp).server.model  # the same but for the names
+    assert not torch.equal(one.server.model["adapter.0.weight"], plain["adapter.weight"])
 
 
 def test_words_of_shapes():

@@ -120,3 +120,10 @@ def test_output_that_is_no_tensor() -> None:
             return x, x
 
     assert "returns tuple" in refusal(SplitModel(Pair(), nn.Linear(4, 3)))
+
+
+def test_an_answer_that_depends_on_the_rest_of_the_batch_is_refused() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False))
+    model = SplitModel(net, nn.Linear(64, 3))
+    with pytest.raises(InputError, match="depends on the other images of a batch"):
+        probe(model, (1, 8, 8), 3)

@@ -175,3 +175,18 @@ def test_reports_need_no_torch() -> None:
     code = "import sys; from manyheads.report import curves, partition, summary; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
+    out = io.StringIO()
+    show(finished(fake, tmp_path / "run", 0.5), Console(file=out, width=40))
+    assert "50.00" in out.getvalue()
+
+
+def test_class_names_may_hold_dollar_signs(fake: SimpleNamespace, tmp_path: Path) -> None:
+    path = finished(fake, tmp_path / "run", 0.5)
+    data = json.loads((path / "data.json").read_text())
+    (path / "data.json").write_text(
+        json.dumps({**data, "classes": [rf"$a_{{{i}$" for i in range(len(data["classes"]))]})
+    )
+    assert len(pictures(path)) == 2

@@ -17,8 +17,8 @@ client heads start from the initial head, before warm-up and calibration. The me
 are the paper's variants Fair and EA; the adaptation trains the head on the client's train images for a few steps and is
 dropped after the test.
 
-Our decisions, which the paper leaves open: ``kd_weight``, ``temperature``, ``prox_weight`` and ``adapt_steps``; plain
-SGD at the run's learning rate for recalibration and adaptation; recalibration starts from the head before.
+Our decisions, which the paper leaves open: ``kd_weight``, ``temperature``, ``prox_weight`` and ``adapt_steps``; the
+run's optimizer, started afresh, for recalibration and adaptation; recalibration starts from the head before.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,6 @@ class PFedKDH(Algorithm):
     recalibration_epochs: int = 3
     adapt_steps: int = 10
     shared = Part.BACKBONE
-    adapts = Part.HEAD
 
     def __post_init__(self) -> None:
         if not 0 <= self.kd_weight <= 1:
@@ -121,6 +120,9 @@ class PFedKDH(Algorithm):
             "kd": self.kd_weight * kd(b.teacher, student, b, self.temperature),
             "prox": self.prox_weight / 2 * squared_distance(m.params.part("backbone"), b.reference),
         }
+
+    def adapts(self) -> Part:
+        return Part.HEAD
 
     def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree:
         """The variant EA (section 3.4): a few steps on the head, backbone frozen, train images only."""

@@ -61,12 +61,10 @@ class Algorithm:
         sends: every other field of an upload: a ``Part`` for a tree that holds this part of the model, or the shape of
             a tensor in words (``n``, ``classes``, ``features``, ``image``, or a number; ``()`` is one number).
             ``model`` may be declared as well, where the upload holds another part than ``shared``.
-        adapts: the part that ``adapt`` trains; ``NONE`` where a method has no adaptation.
     """
 
     shared: ClassVar[Part] = Part.ALL
     sends: ClassVar[Mapping[str, Sent]] = {}
-    adapts: ClassVar[Part] = Part.NONE
 
     def parts(self, base: Mapping[str, nn.Module]) -> Mapping[str, nn.Module]:
         """The network's modules by name. A method may add or replace some."""
@@ -152,3 +150,7 @@ class Algorithm:
     def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree | None:
         """The personal model after an adaptation on train data; measured as ``post_adapt``, then dropped."""
         return None
+
+    def adapts(self) -> Part:
+        """The part that ``adapt`` trains; a head is adapted for every test, a whole model only for some."""
+        return Part.ALL

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Generator, Tensor
 
+from manyheads.contract.averaging import Weight, average
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model
 from manyheads.contract.random import stream
@@ -207,6 +208,10 @@ class Context:
         bound = self.model(model) if isinstance(model, Tree) else model
         return self.trainer.rowwise(bound.backbone, data)
 
+    def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """A frozen function of every sample's x, not augmented, in large batches: ``[n, ...]``."""
+        return self.trainer.rowwise(fn, data)
+
     def class_means(self, model: Model | Tree, data: Data) -> tuple[Tensor, Tensor]:
         """Mean features ``[classes, feature_dim]``, zeros for a class without samples, and counts ``[classes]``."""
         features = self.features(model, data).double()
@@ -249,61 +254,23 @@ class ServerContext(Context):
         return self.server_data
 
     def average(
-        self, uploads: Mapping[int, Upload], *fields: str, weight: Callable[[Upload], float] = lambda u: u.weight
+        self, uploads: Mapping[int, Upload], *fields: str, weight: Weight = lambda upload: upload.weight
     ) -> Upload:
         """The weighted mean of ``fields`` (default: the model), in float64 and cohort order, in one pass.
 
         Floating-point tensors, buffers among them, are averaged; integer tensors (BatchNorm's step counter) take the
-        maximum.
+        maximum. ``weight`` is a function of an upload, or a number by client.
 
         Raises:
-            ValueError: there is no upload, or the weights are negative or sum to zero.
+            ValueError: there is no upload, uploads hold different tensors, a weight is negative, or all are zero.
         """
-        total = 0.0
-        sums: dict[str, Any] = {}
-        for upload in uploads.values():
-            share = float(weight(upload))
-            if share < 0:
-                raise ValueError(f"an aggregation weight is negative: {share}")
-            total += share
-            for field_name in fields or ("model",):
-                sums[field_name] = _added(sums.get(field_name), getattr(upload, field_name), share)
-        if not total > 0:
-            raise ValueError("nothing to average: no upload, or all weights are zero")
-        return Upload(**{name: _divided(value, total) for name, value in sums.items()})
+        return average(uploads, fields or ("model",), weight)
 
 
 def steps_an_epoch(n: int, batch: int) -> int:
     """Mini-batches in one epoch: a last one of a single sample is merged into the one before it."""
     count, last = -(-n // batch), n % batch or batch
     return max(1, count - (last == 1))
-
-
-@dataclass
-class _Sum:
-    """A running weighted sum that remembers which type it came from."""
-
-    value: Tensor
-    dtype: torch.dtype
-
-
-def _added(total: Any, value: Any, share: float) -> Any:
-    if isinstance(value, Tree):
-        total = total or {}
-        return {name: _added(total.get(name), tensor, share) for name, tensor in value.items()}
-    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-    if not tensor.is_floating_point():
-        return _Sum(tensor if total is None else torch.maximum(total.value, tensor), tensor.dtype)
-    if total is None:
-        return _Sum(tensor.double() * share, tensor.dtype)
-    return _Sum(total.value.add_(tensor.double(), alpha=share), tensor.dtype)
-
-
-def _divided(total: Any, weights: float) -> Any:
-    if isinstance(total, dict):
-        return Tree({name: _divided(value, weights) for name, value in total.items()})
-    mean = total.value / weights if total.value.is_floating_point() else total.value
-    return mean.to(total.dtype)
 
 
 def buffer_policy(name: str) -> tuple[Part, Part]:

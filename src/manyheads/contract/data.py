@@ -107,6 +107,13 @@ class Data:
         """The images at ``rows`` of this data: float ``[len(rows), c, h, w]``, normalised, not augmented."""
         return self.pixels(self.index[rows])
 
+    def take(self, rows: Tensor) -> Data:
+        """The samples at ``rows``, with their columns."""
+        columns = {
+            name: column[rows] if isinstance(column, Tensor) else column for name, column in self.columns.items()
+        }
+        return replace(self, index=self.index[rows], y=self.y[rows], columns=columns)
+
     def with_(self, **columns: Column) -> Data:
         """Adds values per sample: a tensor ``[n, ...]``, or a frozen function of x ``[b, c, h, w] -> [b, ...]``.
 

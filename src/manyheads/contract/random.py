@@ -7,7 +7,8 @@ import torch
 
 def seed_of(*key: int | str) -> int:
     """A 63-bit seed from a key such as ``(seed, round, client, "order", epoch)``, the same on every machine."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in key)  # numpy's integers print otherwise
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -81,7 +81,7 @@ class Tree(Mapping[str, Tensor]):
     def __mul__(self, factor: float | Tree) -> Tree:
         if isinstance(factor, Tree):
             return self._with(factor, lambda _, a, b: a * b)
-        return self.map(lambda t: t * factor if t.is_floating_point() else t)
+        return self.map(lambda t: t * factor if t.is_floating_point() else t.clone())
 
     __rmul__ = __mul__
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from manyheads.contract.algorithm import Algorithm, Sent
 from manyheads.contract.context import Context
-from manyheads.contract.records import Broadcast, Upload
+from manyheads.contract.records import Broadcast, PrivateState, Record, ServerState, Upload
 from manyheads.contract.tree import Part, Tree
 from manyheads.errors import RunError
 
@@ -44,14 +44,25 @@ def check_upload(message: Upload, algorithm: Algorithm, ctx: Context, words: Map
         _check(where, message.get(field), declared[field], ctx, words)
 
 
-def check_finite(message: Upload, client: int, round: int) -> None:
-    """Raises ``WireError`` where a tensor or number of the upload is not finite; names round, client and tensor."""
+def check_finite(message: Upload, where: str) -> None:
+    """Raises ``WireError``, beginning with ``where``, unless all of the upload is finite and its weight at least 0."""
+    _check_numbers(message, where, torch.isfinite, "is not finite")
+    if message.get("weight", 0) < 0:
+        raise WireError(f"{where} 'weight' is {message.weight}, below 0")
+
+
+def check_state(state: ServerState | PrivateState, where: str) -> None:
+    """Raises ``WireError``, beginning with ``where``, if a number in the state is NaN; a state may hold infinities."""
+    _check_numbers(state, where, lambda tensor: ~torch.isnan(tensor), "is not a number")
+
+
+def _check_numbers(record: Record, where: str, good: Callable[[Tensor], Tensor], wrong: str) -> None:
     numbers = {
-        name: torch.tensor(float(value)) for name in message if isinstance(value := message.get(name), int | float)
+        name: torch.tensor(float(value)) for name in record if isinstance(value := record.get(name), int | float)
     }
-    for name, tensor in {**numbers, **message.tensors()}.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise WireError(f"round {round}, client {client}: {name!r} of the upload is not finite")
+    for name, tensor in {**numbers, **record.tensors()}.items():
+        if not bool(good(tensor).all()):
+            raise WireError(f"{where} {name!r} {wrong}")
 
 
 def _check(where: str, value: object, declared: Sent, ctx: Context, words: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,5 +1,6 @@
 """What there is to choose from: data sets and partitions, with their options. Imports nothing heavy."""
 
+from pathlib import Path
 from typing import Any
 
 SOURCES: dict[str, str] = {
@@ -13,7 +14,11 @@ SOURCES: dict[str, str] = {
     "emnist62": "digits and letters of 28x28 gray pixels, 62 classes; upright IDX files, train-* and test-*",
 }
 
-OWN_DATA = "your own: a path to a folder of images (train/CLASS/*.png), .npz, Parquet or IDX files, or hf:OWNER/NAME"
+OWN_DATA = (
+    "your own: a path to a folder of images (train/CLASS/*.png, and test/ if there is one), to Parquet or IDX files, "
+    "or to an .npz with x_train (uint8, [n, h, w] or [n, h, w, c]) and y_train, and x_test and y_test if there are; "
+    "or hf:OWNER/NAME"
+)
 
 PARTITIONS: dict[str, str] = {
     "dirichlet": "every class is cut by shares from Dir(alpha); a small alpha makes clients differ more",
@@ -38,4 +43,5 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 
 def is_own(source: str) -> bool:
     """Whether a source is a path or a hub name (``hf:OWNER/NAME``) rather than a name in ``SOURCES``."""
-    return "/" in source or "\\" in source or source.startswith((".", "~")) or source.endswith((".npz", ".parquet"))
+    pathlike = "/" in source or "\\" in source or source.startswith((".", "~")) or source.endswith((".npz", ".parquet"))
+    return pathlike or (source not in SOURCES and Path(source).exists())

@@ -92,8 +92,10 @@ class Dataset:
             mean, std = zip(*(_moments(self.train.images[..., channel]) for channel in channels), strict=True)
             object.__setattr__(self, "mean", self.mean or mean)
             object.__setattr__(self, "std", self.std or std)
-        if not len(self.mean) == len(self.std) == self.shape[0]:
-            raise InputError(f"{self.name}: mean and std need one value for each of the {self.shape[0]} channels")
+        if not len(self.mean) == len(self.std) == self.shape[0] or min(self.std) <= 0:
+            raise InputError(
+                f"{self.name}: mean and std need a value, std above 0, for each of {self.shape[0]} channels"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -103,8 +105,8 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the images and labels of both splits."""
-        digest = hashlib.sha256()
+        """SHA-256 over everything that training and testing see: normalisation, images and labels of both splits."""
+        digest = hashlib.sha256(repr((len(self.classes), self.mean, self.std)).encode())
         for split in (self.train, self.test):
             digest.update(repr(split.images.shape).encode())
             digest.update(split.images.tobytes())
@@ -139,6 +141,8 @@ def dataset_from_arrays(
         InputError: a shape or type is wrong, lengths differ, or a label lies outside the classes.
     """
     train = _split(x_train, y_train, columns, f"{name} (train)")
+    if (x_test is None) != (y_test is None):
+        raise InputError(f"{name}: x_test and y_test go together; one of them is missing")
     if x_test is not None and y_test is not None:
         test = _split(x_test, y_test, test_columns, f"{name} (test)")
     else:
@@ -147,6 +151,9 @@ def dataset_from_arrays(
         test, train = train.take(test_index), train.take(np.setdiff1d(np.arange(len(train)), test_index))
     if classes is None:
         largest = max((int(split.labels.max()) for split in (train, test) if len(split)), default=-1)
+        if largest > len(train) + len(test):
+            advice = "number the classes from 0, as np.unique(labels, return_inverse=True)[1] does"
+            raise InputError(f"{name}: the label {largest} is above the number of images; {advice}")
         classes = [str(label) for label in range(largest + 1)]
     return Dataset(name, train, test, tuple(classes))
 

@@ -79,7 +79,9 @@ def read_npz(path: Path) -> Dataset:
     test = ["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else []
     for name in ("x_train", "y_train", *test):
         if name not in arrays:
-            raise InputError(f"{path}: no array {name}; it has {', '.join(sorted(arrays)) or 'none'}")
+            raise InputError(
+                f"{path}: no array {name} (needed: x_train, y_train); it has {', '.join(sorted(arrays)) or 'none'}"
+            )
     columns = {name[:-6]: array for name, array in arrays.items() if name.endswith("_train") and name[:-6] not in "xy"}
     x_test, y_test = arrays.get("x_test"), arrays.get("y_test")
     return dataset_from_arrays(arrays["x_train"], arrays["y_train"], x_test, y_test, name=str(path), columns=columns)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import TypeVar
 
@@ -20,7 +23,8 @@ class Threads:
     """Clients side by side, each on one thread with a room of its own."""
 
     def __init__(self, setting: Setting, workers: int) -> None:
-        self._setting = setting
+        self._stop = threading.Event()
+        self._setting, self._workers = replace(setting, stopped=self._stop.is_set), workers
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="client", initializer=self._start)
 
@@ -34,7 +38,9 @@ class Threads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets running clients finish and drops those that wait."""
+        """Drops clients that wait; those that run finish, or stop at their next step where something went wrong."""
+        if kind is not None:
+            self._stop.set()
         self._pool.shutdown(cancel_futures=True)
 
     def update(self, tasks: Iterable[Task], test: bool) -> Iterator[Reply]:
@@ -46,7 +52,16 @@ class Threads:
         return self._map(lambda task: (task.client, self._room.evaluate(task, adapt)), tasks)
 
     def _map(self, fn: Callable[[Task], T], tasks: Iterable[Task]) -> Iterator[T]:
-        return self._pool.map(fn, tasks)
+        """Starts at once, and keeps two tasks a worker in memory, not all of them."""
+        coming = iter(tasks)
+        running = deque(self._pool.submit(fn, task) for task in islice(coming, 2 * self._workers))
+        return self._drained(running, (self._pool.submit(fn, task) for task in coming))
+
+    def _drained(self, running: deque[Future[T]], coming: Iterator[Future[T]]) -> Iterator[T]:
+        while running:
+            result = running.popleft().result()
+            running.extend(islice(coming, 1))
+            yield result
 
     @property
     def _room(self) -> ClientRoom:

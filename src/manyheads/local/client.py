@@ -57,7 +57,7 @@ class ClientRoom:
         """A client's round; with ``test`` its trained models are measured."""
         ctx = self._setting.client(task.round, task.client)
         algorithm = self._setting.algorithm
-        private = task.private or algorithm.init_private(task.received, ctx)
+        private = algorithm.init_private(task.received, ctx) if task.private is None else task.private
         try:
             update = algorithm.local_update(task.received, private, self._setting.parties.train(task.client), ctx)
         except RunError as error:
@@ -70,7 +70,7 @@ class ClientRoom:
         """Tests the personal models; with ``adapt`` also after the method's adaptation. Changes nothing."""
         ctx = self._setting.client(task.round, task.client)
         algorithm, data = self._setting.algorithm, self._setting.parties.train(task.client)
-        private = task.private or algorithm.init_private(task.received, ctx)
+        private = algorithm.init_private(task.received, ctx) if task.private is None else task.private
         correct = self._correct(task.client, algorithm.personal(task.received, private, data, ctx), "post_agg")
         if adapt:
             adapted = algorithm.adapt(algorithm.assemble(task.received, private), data, ctx)

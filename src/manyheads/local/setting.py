@@ -14,6 +14,7 @@ from manyheads.contract.context import SERVER, buffer_policy
 from manyheads.contract.random import seed_of
 from manyheads.local.network import Network
 from manyheads.local.training import LocalTrainer
+from manyheads.models.dropout import replace_dropout
 from manyheads.models.probing import probe
 from manyheads.models.split import SplitModel
 
@@ -72,6 +73,7 @@ class Setting:
         seed: of the run.
         buffers: the buffer policy.
         feature_dim: the length of a feature vector.
+        stopped: asked before every step; training ends where it says True.
     """
 
     algorithm: Algorithm
@@ -82,6 +84,7 @@ class Setting:
     seed: int
     buffers: str
     feature_dim: int
+    stopped: Callable[[], bool] = lambda: False
 
     @classmethod
     def make(
@@ -100,7 +103,8 @@ class Setting:
             base = model()
             feature_dim = probe(base, parties.shape, parties.classes)
             torch.manual_seed(seed_of(seed, "init", "parts"))
-            network = Network(algorithm.parts(base.parts()))
+            parts = algorithm.parts(base.parts())
+            network = Network({name: replace_dropout(part) for name, part in parts.items()})
         return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim)
 
     def client(self, round: int, client: int) -> ClientContext:
@@ -131,7 +135,7 @@ class Setting:
             batch=self.budget.batch,
             seed=self.seed,
             party=party,
-            trainer=LocalTrainer(self.network),
+            trainer=LocalTrainer(self.network, self.stopped),
             keep_down=down,
             keep_up=up,
         )

@@ -16,6 +16,10 @@ from manyheads.errors import RunError
 from manyheads.local.network import Network
 
 
+class StoppedError(BaseException):
+    """Training was told to end: somebody pressed Ctrl-C, or another client failed."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One mini-batch of a plan: its epoch, its number within the epoch, and its samples."""
@@ -54,6 +58,8 @@ class Log:
         Raises:
             RunError: a term is not finite; names round, client and term.
         """
+        if not isinstance(terms, Mapping):
+            raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
         for name, term in terms.items():
             value = float(term.detach())
             if not math.isfinite(value):

@@ -18,7 +18,7 @@ from manyheads.contract.tree import Part, Tree
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.rows import CachedPart, RowCache
 from manyheads.local.scanning import Buffers, Gradient
-from manyheads.local.steps import Log, Step, bare_parts, dropout_stream, trained_names
+from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, trained_names
 
 
 def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
@@ -39,8 +39,8 @@ def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
 class LocalTrainer:
     """The reference trainer: one thread, one network."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._network, self._stopped = network, stopped
 
     def model(self, tree: Tree) -> Model:
         """``tree`` as a frozen model in eval mode."""
@@ -61,6 +61,8 @@ class LocalTrainer:
         groups = _groups(ctx, bound.trained, optim)
         log = Log(ctx)
         for step in steps:
+            if self._stopped():
+                raise StoppedError
             batch = feed.batch(step)
             terms = loss(bound.model, batch)
             total = log.total(terms, step)
@@ -80,6 +82,8 @@ class LocalTrainer:
         feed = Feed(ctx, data, steps, None)
         carry = buffers.copied(carry)
         for group in _grouped(steps, width)[: plan.steps]:
+            if self._stopped():
+                raise StoppedError
             gradient.start(group[0])
             batches = tuple(feed.batch(one) for one in group)
             carry = buffers.adopted(step(carry, batches[0] if width == 1 else batches, gradient))

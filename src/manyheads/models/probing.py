@@ -41,7 +41,12 @@ def probe(model: SplitModel, shape: Shape, classes: int) -> int:
         if not _same(_run("logits", _fresh(model, train=True), images), logits):
             raise InputError("the model gives other logits for the same images: it draws random numbers outside torch")
         tested = _fresh(model, train=False)
-        if not _same(_run("logits", tested.to_module(), images), _run("logits", tested, images)):
+        together = _run("logits", tested, images)
+        if not _same(_run("logits", tested, images[:1].expand_as(images).clone())[0], together[0]):
+            raise InputError(
+                "the model's answer depends on the other images of a batch: its norms need running statistics"
+            )
+        if not _same(_run("logits", tested.to_module(), images), together):
             after = f"after its head {model.head_path!r} (softmax?)"
             raise InputError(f"the network does something {after}: let it return logits")
     return features.shape[1]

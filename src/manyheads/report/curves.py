@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -57,6 +58,7 @@ class Drawn(NamedTuple):
         return COLORS[self.place % len(COLORS)]
 
 
+@rc_context({"text.parse_math": False})  # a name may hold dollar signs
 def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") -> None:
     """Draws one line for each label and headline number, over the finished rounds.
 
@@ -73,6 +75,7 @@ def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") 
     plot_runs(flat, path, title)
 
 
+@rc_context({"text.parse_math": False})  # a name may hold dollar signs
 def plot_runs(runs: Sequence[Run], path: Path, title: str = "") -> None:
     """Draws the runs of a folder, the seeds of a label as one line; see ``plot_curves``.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -34,6 +35,7 @@ def plot_partition(partition: Partition, labels: NDArray[np.int64], class_names:
     plot_counts(counts, auxiliary, class_names, partition.description, path)
 
 
+@rc_context({"text.parse_math": False})  # a name may hold dollar signs
 def plot_counts(
     counts: NDArray[Any], auxiliary: NDArray[Any], class_names: Sequence[str], description: str, path: Path
 ) -> None:

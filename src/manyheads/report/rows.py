@@ -6,6 +6,7 @@ folder for each method and seed: ``<method>/`` with one seed, ``<method>-seed<k>
 Rounds are counted here as people count them: 0 is the evaluation before training, ``n`` the state after ``n`` rounds.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -219,9 +220,7 @@ def load_runs(folder: Path) -> list[Run]:
         InputError: No run in the folder has one, or a file cannot be read.
     """
     entries = runs_of(folder)
-    runs = [
-        Run(entry, read_rows(entry.path / "rounds.jsonl"), read_toml(entry.path / "config.toml")) for entry in entries
-    ]
+    runs = [Run(entry, read_rows(entry.path / "rounds.jsonl"), read_config(entry.path)) for entry in entries]
     runs = [run for run in runs if run.rows]
     if not runs:
         missing = entries[0].path if entries else folder / "<method>"
@@ -241,8 +240,21 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: cannot be read ({error})") from error
 
 
-def _entry(path: Path, label: str | None) -> RunEntry:
+def read_config(path: Path) -> dict[str, Any]:
+    """A run's ``config.toml``, with the names of what the run was given in place of it: own data, model or method."""
     config = read_toml(path / "config.toml")
+    try:
+        data = json.loads((path / "data.json").read_bytes())
+        own = {"data": ("source", data["name"]), **{k: ("name", v) for k, v in data.get("own", {}).items()}}
+        for section, (key, value) in own.items():
+            config[section][key] = value
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return config  # what is missing or damaged is reported by those who need it
+    return config
+
+
+def _entry(path: Path, label: str | None) -> RunEntry:
+    config = read_config(path)
     try:
         method, seed = str(config["algorithm"]["name"]), int(config["run"]["seed"])
         for section, key in (("data", "source"), ("partition", "kind"), ("partition", "clients"), ("model", "name")):

@@ -123,7 +123,10 @@ def _data_of(config: Mapping[str, Any]) -> str:
 def _show(console: Console, table: Table | None) -> None:
     if table is not None:
         console.print()
-        console.print(table)
+        width = console.width
+        console.width = max(width, 80)  # the terminal wraps lines, rich would cut numbers
+        console.print(table, crop=False)
+        console.width = width
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
