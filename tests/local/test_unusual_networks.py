@@ -9,6 +9,7 @@ from torch import nn
 
 from manyheads.algorithms.fedper import FedPer
 from manyheads.contract import Part
+from manyheads.errors import InputError
 from manyheads.local.network import Network
 from manyheads.models import Dropout, SplitModel
 
@@ -216,3 +217,24 @@ def test_a_part_without_weights_drops_while_it_is_trained(way):
         assert torch.equal(z[z != 0], 2 * x[z != 0])
     z, x = train(Part.HEAD)
     assert torch.equal(z, x)
+
+
+class Indirect(nn.Module):
+    """Reaches its layer by something that it stored."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.a = nn.Linear(64, 8)
+        self.go = how(self)
+
+    def forward(self, x):
+        return self.go(x.flatten(1))
+
+
+@pytest.mark.parametrize("how", [lambda net: lambda x: net.a(x), lambda net: net.a.forward], ids=["lambda", "method"])
+def test_a_network_whose_copies_would_not_be_trained_is_refused(how):
+    def make():
+        return SplitModel(Indirect(how), nn.Linear(8, 4))
+
+    with pytest.raises(InputError, match=r"the network uses backbone.a.bias by a reference of its own"):
+        toys.experiment(model=make).run()

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from manyheads.contract import SGD, Algorithm, ClientContext, Context, Data, ServerContext
 from manyheads.contract.context import SERVER, buffer_policy
 from manyheads.contract.random import seed_of
-from manyheads.local.network import Network
+from manyheads.errors import InputError
+from manyheads.local.network import Network, channels_last
 from manyheads.local.training import LocalTrainer
 from manyheads.models.dropout import replace_dropout
 from manyheads.models.probing import probe
@@ -105,6 +107,7 @@ class Setting:
             torch.manual_seed(seed_of(seed, "init", "parts"))
             parts = algorithm.parts(base.parts())
             network = Network({name: replace_dropout(part) for name, part in parts.items()})
+            _check_bound(base, Network(base.parts()), parties.shape)
         return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim)
 
     def client(self, round: int, client: int) -> ClientContext:
@@ -139,3 +142,31 @@ class Setting:
             keep_down=down,
             keep_up=up,
         )
+
+
+def _check_bound(base: SplitModel, network: Network, shape: tuple[int, int, int]) -> None:
+    """Refuses a network whose layers are reached by other ways than its modules: copies of it would not be trained."""
+    bound = network.bind(channels_last(network.initial))
+    x = torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last)
+    try:
+        used = _reached(lambda: bound.calls["head"](bound.calls["backbone"](x)), bound.modules)
+    except RuntimeError:  # such as torch's word on tensors without memory
+        used = set()
+    if lost := _reached(lambda: base.eval()(x), base) - used:
+        raise InputError(
+            f"the network uses {sorted(lost)[0]} by a reference of its own, such as a lambda or a bound method that "
+            "it stored: call its layers in forward(), as self.layer(x)"
+        )
+
+
+def _reached(run: Callable[[], Tensor], module: nn.Module) -> set[str]:
+    """The parameters of ``module`` that an output depends on."""
+    floating = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
+    frozen = [p.requires_grad_() for p in floating.values() if not p.requires_grad]
+    try:
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(run().sum(), list(floating.values()), allow_unused=True)
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+    return {name for name, gradient in zip(floating, gradients, strict=True) if gradient is not None}
