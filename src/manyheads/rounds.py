@@ -148,10 +148,11 @@ class Rounds:
     def _mean_loss(self, losses: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
         """The cohort's loss terms, weighted by the clients' train images."""
         sizes = {client: len(self._setting.parties.train(client)) for client in losses}
+        total = sum(sizes.values())
         mean: dict[str, float] = {}
         for client, terms in losses.items():
             for name, value in terms.items():
-                mean[name] = mean.get(name, 0.0) + value * sizes[client] / sum(sizes.values())
+                mean[name] = mean.get(name, 0.0) + value * sizes[client] / total
         return mean
 
     def _due(self, moment: Moment) -> bool:

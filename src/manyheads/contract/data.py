@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,10 +33,13 @@ class Pixels:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The images ``rows``: float32 ``[len(rows), c, h, w]`` in channels-last layout."""
-        x = self.images[rows].float()
+        scale, shift = self._normalisation
+        return self.images[rows].float().mul_(scale).sub_(shift).permute(0, 3, 1, 2)
+
+    @cached_property
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
         scale = torch.tensor([1 / (255 * s) for s in self.std])
-        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
-        return x.mul_(scale).sub_(shift).permute(0, 3, 1, 2)
+        return scale, torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
 
 
 class Batch:
