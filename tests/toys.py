@@ -1,6 +1,7 @@
 """A tiny federation: four classes of 8x8 images, and six clients; one has three images, another no test image."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,13 @@ from manyheads.contract import SGD, Algorithm, ClientContext, Data
 from manyheads.data.dataset import Dataset, dataset_from_arrays
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition
-from manyheads.experiment import Experiment, Result
+from manyheads.experiment import Experiment
 from manyheads.local.client import ClientRoom, Reply, Task
 from manyheads.local.network import Network
 from manyheads.local.setting import Budget, Setting
 from manyheads.local.training import LocalTrainer
 from manyheads.models.registry import build
+from manyheads.result import Result
 
 CLASSES = 4
 SIZES = (40, 3, 25, 17, 9, 12)  # with a batch of 8: 25, 17 and 9 end in a single image
@@ -157,11 +159,23 @@ def setting(algorithm: Algorithm | None = None, buffers: str = "average", **valu
     )
 
 
+@dataclass
+class Values:
+    """Images as they are."""
+
+    values: torch.Tensor
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.values[rows]
+
+
 def data(x: Sequence[float] | torch.Tensor, y: Sequence[int] | None = None) -> Data:
     """Samples given directly: numbers become images of one pixel."""
     values = x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 1, 1)
     labels = torch.tensor([0] * len(values) if y is None else y)
-    return Data(lambda index: values[index], torch.arange(len(values)), labels)
+    return Data(Values(values), torch.arange(len(values)), labels)
 
 
 def context(network: Network, **changes: Any) -> ClientContext:

@@ -13,7 +13,8 @@ from manyheads.config import Config
 from manyheads.data.dataset import Dataset
 from manyheads.errors import InputError
 from manyheads.events import OnEvent
-from manyheads.experiment import Experiment, Result, load_dataset
+from manyheads.experiment import Experiment, load_dataset
+from manyheads.result import Result
 from manyheads.storage.atomic import make_folder, write_bytes
 
 _PLAN = "comparison.toml"  # written last: its presence marks a whole folder

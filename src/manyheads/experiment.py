@@ -6,13 +6,12 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manyheads.algorithms import registry
 from manyheads.config import Config
-from manyheads.contract import SGD, Algorithm, PrivateState, ServerState, Stage
+from manyheads.contract import SGD, Algorithm, ServerState, Stage
 from manyheads.data.dataset import Dataset
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition, make_partition
@@ -24,51 +23,11 @@ from manyheads.events import Event, Finished, OnEvent, RoundDone, Started, Warne
 from manyheads.local.setting import Budget, Setting
 from manyheads.models.registry import build
 from manyheads.models.split import SplitModel
+from manyheads.result import Result
 from manyheads.rounds import Rounds, State
 from manyheads.schedule import Moment, cohort, moments
 from manyheads.storage.private_store import MemoryStore
 from manyheads.storage.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave.
-
-    Attributes:
-        rows: one for every round, as in ``rounds.jsonl``.
-        server: the server's last state.
-        private: what each client that took part keeps.
-        folder: where the run is stored, if it is.
-    """
-
-    rows: list[Row]
-    server: ServerState
-    private: Mapping[int, PrivateState]
-    folder: Path | None
-
-    def accuracy(
-        self,
-        model: str = "personal",
-        data: str = "client test",
-        moment: str = "post_agg",
-        average: str = "macro",
-        variant: str = "",
-    ) -> float:
-        """The accuracy of the last evaluated round, in [0, 1].
-
-        Raises:
-            InputError: the run has no such row.
-        """
-        wanted = {"model": model, "data": data, "moment": moment, "average": average, "variant": variant}
-        for row in reversed(self.rows):
-            for metric in row["metrics"]:
-                if all(metric[key] == value for key, value in wanted.items()):
-                    return float(metric["accuracy"])
-        have = sorted({tuple(metric[key] for key in wanted) for row in self.rows for metric in row["metrics"]})
-        raise InputError(f"no accuracy for {tuple(wanted.values())}; the run has {', '.join(map(str, have)) or 'none'}")
-
-    def __repr__(self) -> str:
-        return f"Result({len(self.rows)} rows, private states of {len(self.private)} clients, folder={self.folder})"
 
 
 class Experiment:
@@ -129,7 +88,7 @@ class Experiment:
             InputError: the network does not fit the data, or the method lacks an auxiliary set.
         """
         for index, stage in enumerate(self.algorithm.stages(self.config.train.rounds)):
-            setting = self._setting(stage)
+            setting = self.setting(stage)
             if index == 0 and setting.parties.auxiliary is None:
                 stage.algorithm.init_server(setting.server(0))  # costs nothing where no auxiliary set is asked for
 
@@ -156,32 +115,52 @@ class Experiment:
             InputError: the folder holds no run, is in use, or the data differ from those that the run began with.
             RunError: every checkpoint is damaged.
         """
-        folder = Path(folder)
-        with RunFolder.open(folder) as opened:
-            config = Config.parse(opened.config, origin=str(folder / "config.toml"))
-            about = opened.data
-            if about.get("config") != _digest(opened.config):
-                raise InputError(f"{folder / 'config.toml'} is not what the run began with; start a new run with it")
-            for what, name in about.get("own", {}).items():
-                if own.get(what) is None:
-                    call = f"Experiment.resume({str(folder)!r}, {what}=...)"
-                    raise InputError(f"{folder} was run with its own {what} ({name}); go on from Python: {call}")
-            dataset = dataset or load_dataset(config)
-            if dataset.fingerprint != about.get("fingerprint"):
-                raise InputError(
-                    f"{folder}: data.source = {config.data.source!r} holds other images or labels than when it began"
-                )
-            partition = Partition.load(opened.partition_path)
-            self = cls(config, dataset=dataset, partition=partition, cohorts=about.get("cohorts"), **own)
-            restored = opened.restore()
-            state, position = State(opened.store()), -1
-            if restored:
-                position = restored.position
-                state.server = restored.server
-                state.take_json(restored.extra)
-                for warning in restored.warnings:
-                    (on_event or _ignore)(Warned(label or config.algorithm.name, warning))
+        with RunFolder.open(Path(folder)) as opened:
+            self, state, position = cls._restored(opened, dataset, on_event, label, own)
             return self._run(opened, state, position, on_event, label)
+
+    @classmethod
+    def load(cls, folder: Path | str, *, dataset: Dataset | None = None, **own: Any) -> tuple[Experiment, Result]:
+        """A stored run as it stands at its newest intact checkpoint; arguments and errors as for ``resume``."""
+        with RunFolder.open(Path(folder)) as opened:
+            self, state, _ = cls._restored(opened, dataset, None, "", own)
+            return self, _result(opened.rows(), state, opened.path)
+
+    @classmethod
+    def _restored(
+        cls,
+        opened: RunFolder,
+        dataset: Dataset | None,
+        on_event: OnEvent | None,
+        label: str,
+        own: Mapping[str, Any],
+    ) -> tuple[Experiment, State, int]:
+        """A stored experiment, its newest state, and that state's position in the schedule."""
+        folder = opened.path
+        config = Config.parse(opened.config, origin=str(folder / "config.toml"))
+        about = opened.data
+        if about.get("config") != _digest(opened.config):
+            raise InputError(f"{folder / 'config.toml'} is not what the run began with; start a new run with it")
+        for what, name in about.get("own", {}).items():
+            if own.get(what) is None:
+                call = f"Experiment.resume({str(folder)!r}, {what}=...)"
+                raise InputError(f"{folder} was run with its own {what} ({name}); go on from Python: {call}")
+        dataset = dataset or load_dataset(config)
+        if dataset.fingerprint != about.get("fingerprint"):
+            raise InputError(
+                f"{folder}: data.source = {config.data.source!r} holds other images or labels than when it began"
+            )
+        partition = Partition.load(opened.partition_path)
+        self = cls(config, dataset=dataset, partition=partition, cohorts=about.get("cohorts"), **own)
+        restored = opened.restore()
+        state, position = State(opened.store()), -1
+        if restored:
+            position = restored.position
+            state.server = restored.server
+            state.take_json(restored.extra)
+            for warning in restored.warnings:
+                (on_event or _ignore)(Warned(label or config.algorithm.name, warning))
+        return self, state, position
 
     def _run(
         self, folder: RunFolder | None, state: State, position: int, on_event: OnEvent | None, label: str
@@ -215,17 +194,17 @@ class Experiment:
                         say(RoundDone(label, row["round"], row))
         path = folder.path if folder else None
         say(Finished(label, path))
-        private = {client: kept for client in sorted(state.active) if (kept := state.private(client)) is not None}
-        return Result(rows, _present(state.server), private, path)
+        return _result(rows, state, path)
 
     @contextmanager
     def _rounds(self, index: int, stage: Stage) -> Iterator[Rounds]:
         """Everything that a stage needs to run."""
-        run, setting = self.config.run, self._setting(stage)
+        run, setting = self.config.run, self.setting(stage)
         with make_engine(run.engine, run.workers, setting) as engine:
             yield Rounds(setting, engine, self.config, index)
 
-    def _setting(self, stage: Stage) -> Setting:
+    def setting(self, stage: Stage) -> Setting:
+        """What a stage runs with: its network and every party's context."""
         train, run = self.config.train, self.config.run
         budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
         return Setting.make(stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers)
@@ -278,6 +257,11 @@ def _partition(config: Config, dataset: Dataset) -> Partition:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _result(rows: list[Row], state: State, path: Path | None) -> Result:
+    private = {client: kept for client in sorted(state.active) if (kept := state.private(client)) is not None}
+    return Result(rows, _present(state.server), private, path)
 
 
 def _present(server: ServerState | None) -> ServerState:

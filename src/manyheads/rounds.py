@@ -116,6 +116,8 @@ class Rounds:
             check_state(state.server, f"round {moment.round}, the server:")
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
         row = self._row(moment, cohort, self._mean_loss(losses), traffic, seconds, state)
+        if ctx.notes:
+            row["notes"] = {name: {str(c): value for c, value in values.items()} for name, values in ctx.notes.items()}
         return row | {"dropped": dropped} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:

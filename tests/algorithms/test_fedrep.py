@@ -18,7 +18,7 @@ class FedPerOfBackbones(FedPer):
     """FedPer that never trains its heads."""
 
     def train(self, model, received, private, data, ctx):
-        return ctx.fit(model, self.loss, data, trains=Part.BACKBONE)
+        return ctx.fit(model, self.loss, data, trains=Part.BACKBONE, phase="backbone")
 
 
 @pytest.mark.parametrize("cohorts", [EVERYONE, toys.COHORTS], ids=["all", "half"])

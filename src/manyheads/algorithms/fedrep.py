@@ -41,6 +41,6 @@ class FedRep(Algorithm):
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         b = self.backbone_epochs
         h = max(1, ctx.epochs - b) if self.head_epochs is None else self.head_epochs
-        model = ctx.fit(model, self.loss, data, trains=Part.HEAD, epochs=range(h))
+        model = ctx.fit(model, self.loss, data, trains=Part.HEAD, epochs=range(h), phase="head")
         # Epochs are numbered within the round, so that the phases share no order of samples.
-        return ctx.fit(model, self.loss, data, trains=Part.BACKBONE, epochs=range(h, h + b))
+        return ctx.fit(model, self.loss, data, trains=Part.BACKBONE, epochs=range(h, h + b), phase="backbone")

@@ -58,11 +58,15 @@ class Grad(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which samples a fit visits: numbered epochs of shuffled mini-batches, or so many steps of them."""
+    """Which samples a fit visits: numbered epochs of shuffled mini-batches, or so many steps of them.
+
+    ``phase`` names the fit in the log and in errors.
+    """
 
     epochs: range
     steps: int | None
     batch: int
+    phase: str = ""
 
 
 class Trainer(Protocol):
@@ -149,6 +153,7 @@ class Context:
         steps: int | None = None,
         optim: Optim | None = None,
         batch: int | None = None,
+        phase: str = "",
     ) -> Tree:
         """Trains ``model`` by SGD over ``loss`` and returns it; the argument is not changed.
 
@@ -162,11 +167,13 @@ class Context:
             steps: that many mini-batches, over as many epochs as they need; replaces ``epochs``.
             optim: one optimizer, or one for each part; None for the run's. Its state starts fresh.
             batch: mini-batch size; None for the run's.
+            phase: names the fit where a round has several: its loss terms are logged as ``phase/term``.
 
         Raises:
             RunError: a loss term is not finite.
         """
-        return self.trainer.fit(self, model, loss, data, trains, self._plan(epochs, steps, batch), optim or self.sgd)
+        plan = self._plan(epochs, steps, batch, phase)
+        return self.trainer.fit(self, model, loss, data, trains, plan, optim or self.sgd)
 
     def scan(
         self,
@@ -178,6 +185,7 @@ class Context:
         steps: int | None = None,
         batch: int | None = None,
         width: int = 1,
+        phase: str = "",
     ) -> Carry:
         """Runs a step rule over the mini-batches that ``fit`` would visit: ``carry = step(carry, b, grad)``.
 
@@ -192,8 +200,9 @@ class Context:
             steps: as for ``fit``; counts calls of ``step``.
             batch: as for ``fit``.
             width: mini-batches a step. A last group of an epoch that lacks batches takes the epoch's first ones again.
+            phase: as for ``fit``.
         """
-        return self.trainer.scan(self, carry, step, data, self._plan(epochs, steps, batch), width)
+        return self.trainer.scan(self, carry, step, data, self._plan(epochs, steps, batch, phase), width)
 
     def steps(self, data: Data, epochs: int | None = None, batch: int | None = None) -> int:
         """How many steps a fit over ``data`` takes."""
@@ -219,10 +228,10 @@ class Context:
         sums = torch.zeros(self.classes, features.shape[1], dtype=torch.float64).index_add_(0, data.y, features)
         return (sums / counts.clamp(min=1)[:, None]).float(), counts
 
-    def _plan(self, epochs: int | range | None, steps: int | None, batch: int | None) -> Plan:
+    def _plan(self, epochs: int | range | None, steps: int | None, batch: int | None, phase: str) -> Plan:
         if epochs is None:
             epochs = self.epochs
-        return Plan(range(epochs) if isinstance(epochs, int) else epochs, steps, batch or self.batch)
+        return Plan(range(epochs) if isinstance(epochs, int) else epochs, steps, batch or self.batch, phase)
 
 
 @dataclass(frozen=True)
@@ -236,9 +245,15 @@ class ServerContext(Context):
 
     Attributes:
         server_data: the auxiliary set D_s, if there is one.
+        notes: what the method wants to be seen of this round, such as aggregation weights: by name, by client.
     """
 
     server_data: Data | None = None
+    notes: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def note(self, name: str, values: Mapping[int, float]) -> None:
+        """Puts a number for each client into the round's row of the log, under ``name``."""
+        self.notes[name] = {client: float(value) for client, value in values.items()}
 
     @property
     def auxiliary(self) -> Data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -40,6 +40,21 @@ class Pixels:
     def _normalisation(self) -> tuple[Tensor, Tensor]:
         scale = torch.tensor([1 / (255 * s) for s in self.std])
         return scale, torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+
+
+class Source(Protocol):
+    """Where the images of ``Data`` come from. ``Pixels`` is one."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Per channel, of pixels in [0, 1]."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Per channel, of pixels in [0, 1]."""
+
+    def __call__(self, rows: Tensor, /) -> Tensor:
+        """The images ``rows``: float32 ``[len(rows), c, h, w]``, normalised."""
 
 
 class Batch:
@@ -97,7 +112,7 @@ class Data:
         maps: random functions of a batch, applied in order at every step.
     """
 
-    pixels: Callable[[Tensor], Tensor]
+    pixels: Source
     index: Tensor
     y: Tensor
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -106,6 +121,16 @@ class Data:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Per channel: ``x * std + mean`` are pixels in [0, 1]."""
+        return self.pixels.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Per channel; see ``mean``."""
+        return self.pixels.std
 
     def x(self, rows: Tensor) -> Tensor:
         """The images at ``rows`` of this data: float ``[len(rows), c, h, w]``, normalised, not augmented."""

@@ -34,7 +34,7 @@ class Reply:
         upload: the bytes that cross the wire.
         private: what stays with the client.
         correct: of the trained models, on its own test images.
-        loss: mean loss terms of the last fit.
+        loss: mean loss terms of all fits; where two fits have one of the same name, the later one's.
         error: one line, or "" where all went well.
     """
 
@@ -64,7 +64,8 @@ class ClientRoom:
             return Reply(task.client, b"", private, {}, {}, str(error))
         check_upload(update.upload, algorithm, ctx, self._setting.words(task.client))
         correct = self._correct(task.client, update.trained, "post_local") if test else {}
-        return Reply(task.client, update.upload.to_bytes(), update.private, correct, ctx.trace[-1] if ctx.trace else {})
+        loss = {name: value for terms in ctx.trace for name, value in terms.items()}
+        return Reply(task.client, update.upload.to_bytes(), update.private, correct, loss)
 
     def evaluate(self, task: Task, adapt: bool) -> Correct:
         """Tests the personal models; with ``adapt`` also after the method's adaptation. Changes nothing."""

@@ -56,10 +56,10 @@ class Buffers:
 class Gradient:
     """The ``grad`` of a step rule; see ``contract.context.Grad``."""
 
-    def __init__(self, ctx: Context, network: Network, buffers: Buffers) -> None:
+    def __init__(self, ctx: Context, network: Network, buffers: Buffers, phase: str = "") -> None:
         self._ctx, self._network, self._buffers = ctx, network, buffers
         self._bound: Bound | None = None
-        self.log = Log(ctx)
+        self.log = Log(ctx, phase)
 
     def start(self, step: Step) -> None:
         """Begins a step."""

@@ -48,8 +48,8 @@ def bare_parts(network: Network, trains: Part) -> list[str]:
 class Log:
     """Sums loss terms for the trace, and stops a run whose loss is not finite."""
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, phase: str = "") -> None:
+        self._ctx, self._phase = ctx, phase
         self._sums: dict[str, tuple[float, int]] = {}
 
     def total(self, terms: Mapping[str, Tensor], step: Step) -> Tensor:
@@ -60,7 +60,8 @@ class Log:
         """
         if not isinstance(terms, Mapping):
             raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
-        for name, term in terms.items():
+        for term_name, term in terms.items():
+            name = f"{self._phase}/{term_name}" if self._phase else term_name
             value = float(term.detach())
             if not math.isfinite(value):
                 who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"

@@ -59,7 +59,7 @@ class LocalTrainer:
         bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
         feed = Feed(ctx, data, steps, bound)
         groups = _groups(ctx, bound.trained, optim)
-        log = Log(ctx)
+        log = Log(ctx, plan.phase)
         for step in steps:
             if self._stopped():
                 raise StoppedError
@@ -78,7 +78,7 @@ class LocalTrainer:
         per_epoch = replace(plan, steps=None if plan.steps is None else plan.steps * width)
         steps = steps_of(ctx, len(data), per_epoch)
         buffers = Buffers(ctx)
-        gradient = Gradient(ctx, self._network, buffers)
+        gradient = Gradient(ctx, self._network, buffers, plan.phase)
         feed = Feed(ctx, data, steps, None)
         carry = buffers.copied(carry)
         for group in _grouped(steps, width)[: plan.steps]:

@@ -1,0 +1,243 @@
+"""FedeCouple.
+
+Yang, Li, Wang, Li, Fan, Wang, Wu, Cheng: FedeCouple: Fine-Grained Balancing of Global-Generalization and
+Local-Adaptability in Federated Learning. arXiv 2511.09599, 2025.
+
+Backbone and head are trained apart, each for both worlds:
+
+* GFA: a client's anchors are the class means of its images under the received backbone. They never leave it. A center
+  loss draws features to the anchor of their class; the first round has none, since its backbone is random.
+* GPC: the private head learns from its labels and, by distillation on the same frozen features, from the global head,
+  with a weight that changes over the rounds.
+* GLF: the backbone is trained against the frozen global head, then against the frozen private one.
+* The server weighs each model by its similarity to the mean of all.
+
+Details that matter: a client keeps its head and starts from the head that it receives first; anchors are recomputed
+from every received backbone, in eval mode, on images that are not augmented; every phase has an optimizer of its own.
+
+The text of the paper that is at hand names these parts without their formulas. Our decisions, each with a switch: the
+order GPC, GLF; the epochs; mean squared error as the center loss, with weight 1; a ramp of the distillation's weight,
+clipped to [0.1, 0.5]; aggregation weights ``n exp(-d / n)``, where d is the sum over tensors of their distance to the
+mean, as in FedMate (arXiv 2508.17954, by the same first authors); RandAugment with 2 operations of magnitude 9.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from manyheads.contract import (
+    Algorithm,
+    Batch,
+    Broadcast,
+    ClientContext,
+    Data,
+    Model,
+    Part,
+    Predictor,
+    PrivateState,
+    ServerContext,
+    ServerState,
+    Tree,
+    Update,
+    Upload,
+)
+from manyheads.data.augment import RandAugment
+from manyheads.errors import InputError, unknown
+from manyheads.local.losses import ce, each_ce, each_kl, mse
+
+CHOICES = {
+    "center": ("mse", "sum_half"),
+    "dynamic": ("ramp", "decay", "const", "confidence"),
+    "order": ("gpc_first", "glf_first"),
+    "aggregation": ("distance", "cosine", "size"),
+}
+
+
+@dataclass(frozen=True)
+class FedeCouple(Algorithm):
+    """Backbone and head are trained apart, each by global and by local knowledge; similar models weigh more.
+
+    Attributes:
+        head_epochs: epochs of GPC.
+        global_epochs: epochs of GLF against the global head; None for half of the local epochs, rounded down.
+        local_epochs: epochs of GLF against the private head; None for the rest. One local epoch gives one of each.
+        head_lr: learning rate of GPC; None for the run's.
+        center: the center loss: ``mse``, the mean over dimensions, or ``sum_half``, half of the sum.
+        center_weight: its weight, at least 0.
+        dynamic: the weight of the distillation: ``ramp`` is t/R and ``decay`` 1 - t/R, clipped to [kd_low, kd_high];
+            ``const`` is kd_high; ``confidence`` is kd_high times the teacher's probability of a sample's label.
+        kd_low: in [0, kd_high].
+        kd_high: in [kd_low, 1].
+        temperature: T > 0 of the distillation.
+        order: ``gpc_first``, or ``glf_first``: GLF against the global head, GPC, GLF against the private head.
+        aggregation: ``distance`` (n exp(-d / n)), ``cosine`` (of a model and the mean model, without n), ``size`` (n).
+        augment: RandAugment on train images.
+        augment_ops: operations an image.
+        augment_magnitude: their strength, 1 to 30.
+    """
+
+    head_epochs: int = 1
+    global_epochs: int | None = None
+    local_epochs: int | None = None
+    head_lr: float | None = None
+    center: str = "mse"
+    center_weight: float = 1.0
+    dynamic: str = "ramp"
+    kd_low: float = 0.1
+    kd_high: float = 0.5
+    temperature: float = 2.0
+    order: str = "gpc_first"
+    aggregation: str = "distance"
+    augment: bool = True
+    augment_ops: int = 2
+    augment_magnitude: int = 9
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InputError(f"algorithm.{name}: {unknown(name, getattr(self, name), choices)}")
+        if not 0 <= self.kd_low <= self.kd_high <= 1:
+            raise InputError(
+                f"algorithm.kd_low = {self.kd_low}, kd_high = {self.kd_high}: must be 0 <= kd_low <= kd_high <= 1"
+            )
+        for name in ("temperature", "head_lr"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise InputError(f"algorithm.{name} = {value}: must be above 0")
+        for name in ("head_epochs", "global_epochs", "local_epochs", "center_weight"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
+        if self.augment_ops < 1 or not 1 <= self.augment_magnitude <= 30:
+            raise InputError(
+                f"algorithm.augment_ops = {self.augment_ops}, augment_magnitude = {self.augment_magnitude}: "
+                "must be at least 1, and 1 to 30; algorithm.augment = false turns RandAugment off"
+            )
+
+    # client room
+
+    def init_private(self, received: Broadcast, ctx: ClientContext) -> PrivateState:
+        """The head starts as the global one that is received first."""
+        return super().init_private(received, ctx).replace(head=received.model.part("head"))
+
+    def assemble(self, received: Broadcast, private: PrivateState) -> Tree:
+        """The received backbone under the private head."""
+        return super().assemble(received, private).replace(head=private.head)
+
+    def personal(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Predictor:
+        return Predictor(self.assemble(received, private), self.logits)
+
+    def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
+        update = super().local_update(received, private, data, ctx)
+        return replace(update, private=update.private.replace(head=update.upload.model.part("head")))
+
+    def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
+        """GPC, then GLF against the global and against the private head."""
+        reference = super().assemble(received, private)
+        data = self.prepared(reference, data, ctx)
+        mine, shared = private.head, reference.part("head")
+        number = 0
+        for phase, epochs in self.phases(ctx.epochs):
+            planned = range(number, number := number + epochs)  # no two phases of a round share an order of samples
+            if phase == "gpc":
+                optim = ctx.sgd if self.head_lr is None else replace(ctx.sgd, lr=self.head_lr)
+                model = ctx.fit(
+                    model.replace(head=mine),
+                    self.gpc_loss,
+                    data,
+                    trains=Part.HEAD,
+                    epochs=planned,
+                    optim=optim,
+                    phase=phase,
+                )
+                mine = model.part("head")
+            else:
+                model = model.replace(head=shared if phase == "glf_global" else mine)
+                model = ctx.fit(model, self.glf_loss, data, trains=Part.BACKBONE, epochs=planned, phase=phase)
+        return model.replace(head=mine)
+
+    def phases(self, epochs: int) -> list[tuple[str, int]]:
+        """The phases of a client's round, in order, and their epochs."""
+        half = max(1, epochs // 2)
+        glf_global = half if self.global_epochs is None else self.global_epochs
+        glf_local = max(1, epochs - half) if self.local_epochs is None else self.local_epochs
+        gpc, first, last = ("gpc", self.head_epochs), ("glf_global", glf_global), ("glf_local", glf_local)
+        return [gpc, first, last] if self.order == "gpc_first" else [first, gpc, last]
+
+    def prepared(self, reference: Tree, data: Data, ctx: ClientContext) -> Data:
+        """The client's data with its anchors (GFA), which stay in this room, and with what the losses ask for."""
+        if self.center_weight > 0 and ctx.round > 0:
+            data = data.given(anchors=ctx.class_means(reference, data)[0], center_weight=self.center_weight)
+        else:
+            data = data.given(center_weight=0.0)
+        data = data.given(global_head=Tree().replace(head=reference.part("head")), kd_weight=self.kd_weight(ctx))
+        if self.augment:
+            data = data.map(RandAugment.of(data, self.augment_ops, self.augment_magnitude))
+        return data
+
+    def kd_weight(self, ctx: ClientContext) -> float:
+        """The weight l of the distillation in this round; a sample's own share comes on top for ``confidence``."""
+        progress = ctx.round / ctx.rounds
+        wanted = {"ramp": progress, "decay": 1 - progress}.get(self.dynamic, self.kd_high)
+        return min(max(wanted, self.kd_low), self.kd_high)
+
+    def gpc_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+        """(1 - l) CE + l T^2 KL(global head || private head), both heads on the same features."""
+        z = m.backbone(b.x)
+        student, teacher = m.head(z), m.at(b.global_head).head(z)
+        weight = torch.full((len(b),), b.kd_weight)
+        if self.dynamic == "confidence":
+            weight = weight * softmax(teacher, dim=1)[torch.arange(len(b)), b.y]
+        return {
+            "ce": b.mean((1 - weight) * each_ce(student, b)),
+            "kd": b.mean(weight * each_kl(teacher, student, self.temperature)),
+        }
+
+    def glf_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+        """CE against a frozen head, and the center loss."""
+        z = m.backbone(b.x)
+        terms = {"ce": ce(m.head(z), b)}
+        if b.center_weight > 0:
+            scale = z.shape[1] / 2 if self.center == "sum_half" else 1.0
+            terms["center"] = b.center_weight * scale * mse(z, b.anchors[b.y], b)
+        return terms
+
+    # server room
+
+    def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
+        """The mean by similarity to the mean, backbone and head alike."""
+        weights = self.weights(uploads, ctx)
+        ctx.note("weight", weights)
+        return server.replace(model=server.model | ctx.average(uploads, weight=weights).model)
+
+    def weights(self, uploads: Mapping[int, Upload], ctx: ServerContext) -> dict[int, float]:
+        """Each client's share, at least 0; they sum to 1."""
+        sizes = {client: float(upload.weight) for client, upload in uploads.items()}
+        if self.aggregation == "size":
+            return _normalised(sizes)
+        trained = Part.ALL - Part.BUFFER
+        mean = ctx.take(ctx.average(uploads).model, trained)
+        models = {client: ctx.take(upload.model, trained) for client, upload in uploads.items()}
+        if self.aggregation == "cosine":
+            return _normalised({client: max(0.0, _cosine(model, mean)) for client, model in models.items()})
+        far = {client: _distance(model, mean) / sizes[client] for client, model in models.items()}
+        least = min(far.values())  # a common factor, so that not all weights can round to 0
+        return _normalised({client: sizes[client] * math.exp(least - far[client]) for client in uploads})
+
+
+def _normalised(weights: Mapping[int, float]) -> dict[int, float]:
+    total = math.fsum(weights.values())
+    return {client: weight / total for client, weight in weights.items()}
+
+
+def _distance(model: Tree, mean: Tree) -> float:
+    """The sum over tensors of their Euclidean distance."""
+    return sum(float((model[name].double() - mean[name].double()).norm()) for name in model)
+
+
+def _cosine(model: Tree, mean: Tree) -> float:
+    """The cosine of two models, each as one vector."""
+    a, b = (torch.cat([tree[name].double().flatten() for name in model]) for tree in (model, mean))
+    return float(torch.cosine_similarity(a, b, dim=0))
