@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 
 from manyheads import config_options
+from manyheads.analysis import cli as analysis
+from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, load_config
 from manyheads.config import Config, profiles
-from manyheads.data.catalog import is_own
 from manyheads.errors import InputError, RunError
 from manyheads.events import OnEvent
 
@@ -26,16 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(analysis.app, name="analyse")
 
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG.toml", help="The experiment; defaults where it says nothing.")
-]
-Profile = Annotated[str | None, typer.Option(help="A ready config instead of a file: manyheads list profiles.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.lr=0.1; repeatable.")
-]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with the data set's files, searched with its subfolders.")]
 Folder = Annotated[Path | None, typer.Option(help="Where to store the run; by default a new folder under runs/.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")]
 
 
@@ -58,7 +53,7 @@ def run(
     folder: Folder = None,
 ) -> None:
     """Run one experiment."""
-    experiment, name = _load(config, profile, set_, data_dir)
+    experiment, name = load_config(config, profile, set_, data_dir)
     target = folder or _free(f"{name}-{experiment.algorithm.name}-{experiment.run.seed}")
     with _followed(target) as on_event:
         from manyheads.experiment import Experiment
@@ -71,13 +66,13 @@ def compare(
     methods: Annotated[str, typer.Option(help="Methods, separated by commas: manyheads list methods.")],
     config: ConfigFile = None,
     profile: Profile = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    seeds: Seeds = "0",
     set_: Set = None,
     data_dir: DataDir = None,
     folder: Folder = None,
 ) -> None:
     """Run several methods on the same partitions, initial weights and cohorts."""
-    experiment, name = _load(config, profile, set_, data_dir)
+    experiment, name = load_config(config, profile, set_, data_dir)
     names = [method.strip() for method in methods.split(",") if method.strip()]
     if not names:
         raise InputError(f"--methods: no method in {methods!r}; write them as fedavg,fedper")
@@ -87,6 +82,27 @@ def compare(
         from manyheads.comparison import compare as run_all
 
         run_all(experiment, names, numbers, target, on_event)
+
+
+@app.command()
+def ablate(
+    config: ConfigFile = None,
+    profile: Profile = None,
+    method: Annotated[str | None, typer.Option(help="The method; by default the config's.")] = None,
+    seeds: Seeds = "0",
+    set_: Set = None,
+    data_dir: DataDir = None,
+    folder: Folder = None,
+) -> None:
+    """Run a method with and without its parts, on the same partitions, initial weights and cohorts."""
+    chosen = [f"algorithm.name={method}"] if method else []
+    experiment, name = load_config(config, profile, [*(set_ or []), *chosen], data_dir)
+    numbers = [_seed(text) for text in seeds.split(",")]
+    target = folder or _free(f"{name}-{experiment.algorithm.name}-ablate")
+    with _followed(target) as on_event:
+        from manyheads.comparison import ablate as run_all
+
+        run_all(experiment, numbers, target, on_event)
 
 
 @app.command()
@@ -145,29 +161,6 @@ def main() -> None:
     except (InputError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
-
-
-def _load(
-    path: Path | None, profile: str | None, overrides: list[str] | None, data_dir: Path | None
-) -> tuple[Config, str]:
-    if path and profile:
-        raise InputError(f"give a config or --profile, not both: {path} and {profile!r}")
-    if path:
-        config, name = Config.load(path, overrides or ()), path.stem
-    elif profile:
-        config, name = Config.profile(profile, overrides or ()), profile
-    else:
-        config = Config.parse("", overrides or ())
-        name = Path(config.data.source.rpartition(":")[2]).stem or "run"
-    return _absolute(config.with_values({"data.dir": str(data_dir)}) if data_dir else config), name
-
-
-def _absolute(config: Config) -> Config:
-    """Paths that hold anywhere, so that the run can be resumed from another folder."""
-    values = {"data.dir": Path(config.data.dir).expanduser()} if config.data.dir else {}
-    if is_own(config.data.source) and (source := Path(config.data.source).expanduser()).exists():
-        values["data.source"] = source
-    return config.with_values({key: str(path.resolve()) for key, path in values.items()})
 
 
 def _seed(text: str) -> int:

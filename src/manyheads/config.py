@@ -135,6 +135,9 @@ class RunConfig(Section):
     buffers: Literal["average", "private", "reset"] = Field(
         "average", description="what happens to buffers such as BatchNorm's statistics"
     )
+    gradients: bool = Field(
+        False, description="log the squared gradient norm of every client's local objective, before it trains"
+    )
 
 
 class Config(Section):

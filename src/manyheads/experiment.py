@@ -121,9 +121,17 @@ class Experiment:
 
     @classmethod
     def load(cls, folder: Path | str, *, dataset: Dataset | None = None, **own: Any) -> tuple[Experiment, Result]:
-        """A stored run as it stands at its newest intact checkpoint; arguments and errors as for ``resume``."""
+        """A stored run as it stands at its newest intact checkpoint; arguments and errors as for ``resume``.
+
+        Raises:
+            InputError: moreover, where the run has stored nothing yet.
+        """
         with RunFolder.open(Path(folder)) as opened:
             self, state, _ = cls._restored(opened, dataset, None, "", own)
+            if state.server is None:
+                raise InputError(
+                    f"{folder} was stopped before anything was stored; start it: manyheads resume {folder}"
+                )
             return self, _result(opened.rows(), state, opened.path)
 
     @classmethod
@@ -207,7 +215,9 @@ class Experiment:
         """What a stage runs with: its network and every party's context."""
         train, run = self.config.train, self.config.run
         budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
-        return Setting.make(stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers)
+        return Setting.make(
+            stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers, run.gradients
+        )
 
     def _cohort(self, moment: Moment, stage: Stage) -> Sequence[int]:
         assert moment.round is not None

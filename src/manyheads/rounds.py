@@ -100,6 +100,7 @@ class Rounds:
         uploads: dict[int, Upload] = {}
         losses: dict[int, Mapping[str, float]] = {}
         dropped: dict[str, str] = {}
+        notes: dict[str, dict[int, float]] = {}
         for reply in self._engine.update(self._tasks(state, cohort, moment.round, traffic["down"]), moment.main):
             try:
                 uploads[reply.client] = _received(reply, moment.round)
@@ -110,14 +111,16 @@ class Rounds:
                 continue
             losses[reply.client], traffic["up"][reply.client] = reply.loss, len(reply.upload)
             state.keep(reply)
+            for name, value in reply.notes.items():
+                notes.setdefault(name, {})[reply.client] = value
         trained = time.perf_counter()
         if uploads:
             state.server = self._algorithm.aggregate(state.server, uploads, ctx)
             check_state(state.server, f"round {moment.round}, the server:")
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
         row = self._row(moment, cohort, self._mean_loss(losses), traffic, seconds, state)
-        if ctx.notes:
-            row["notes"] = {name: {str(c): value for c, value in values.items()} for name, values in ctx.notes.items()}
+        if notes := notes | ctx.notes:
+            row["notes"] = {name: {str(c): value for c, value in values.items()} for name, values in notes.items()}
         return row | {"dropped": dropped} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:

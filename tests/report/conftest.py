@@ -1,10 +1,12 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from manyheads.plan import FILE, Plan, variants
 
 
 def metric(model: str, data: str, accuracy: float, moment: str = "post_agg", **more: float | str) -> dict[str, Any]:
@@ -78,10 +80,12 @@ seed = {seed}
     return path
 
 
-def write_comparison(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,)) -> Path:
+def write_comparison(
+    folder: Path, labels: Sequence[str], seeds: Sequence[int] = (0,), minus: Mapping[str, str] | None = None
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ", ".join(f'"{method}"' for method in methods)
-    (folder / "comparison.toml").write_text(f"methods = [{names}]\nseeds = {list(seeds)}\n")
+    plan = Plan(seeds=list(seeds), variants=variants({label: {} for label in labels}, minus))
+    (folder / FILE).write_text(plan.to_toml())
     return folder
 
 

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from manyheads.report.curves import curve, plot_curves, plot_runs, spread
 from manyheads.report.rows import Key, Run, RunEntry
@@ -109,6 +111,34 @@ def test_personal_and_global_models_share_the_panel_of_the_clients_images(
     assert teacher.get_linewidth() < fedavg.get_linewidth()
     assert len(left.collections) == 3  # the teacher has no band
     assert left.get_position().width > right.get_position().width
+
+
+def test_after_local_training_has_a_panel_of_its_own(fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = (fake.personal(0.9), fake.personal(0.8, "post_local"))
+    runs = [of_method("pfedkdh", *both, fake.global_test(0.7)), of_method("fedper", *both)]
+    left, local, together = panels(runs, monkeypatch)
+    assert [axes.get_title("left") for axes in (left, local, together)] == [
+        "Clients' own test images",
+        "Clients' own test images,\nafter local training",
+        "Global models\non all test images",
+    ]
+    assert sorted(text.get_text() for text in left.texts) == ["90.0  fedper", "90.0  pfedkdh (Fair)"]
+    assert sorted(text.get_text() for text in local.texts) == ["80.0  fedper", "80.0  pfedkdh"]
+    assert [text.get_text() for text in together.texts] == ["70.0  pfedkdh (teacher)"]
+    assert local.get_position().y0 > together.get_position().y1
+    assert left.get_position().y0 == pytest.approx(together.get_position().y0)
+    assert [line.get_color() for line in left.lines] == [line.get_color() for line in local.lines]
+
+
+def test_names_of_many_variants_fit_into_the_picture(fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = (fake.personal(0.9), fake.personal(0.8, "post_local"), fake.global_test(0.7))
+    figure = panels([of_method(f"without RandAugment {n}", *every) for n in range(9)], monkeypatch)[0].figure
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((Text.get_window_extent(name) for name in axes.texts), key=lambda box: box.y0)  # without arrows
+        assert len(boxes) == 9
+        assert all(low.y1 <= high.y0 + 3 for low, high in pairwise(boxes))  # boxes reach a little beyond their letters
+        assert max(box.x1 for box in boxes) <= 1400
 
 
 def test_one_kind_of_number_has_the_picture_for_itself(fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,3 +63,16 @@ def test_a_resumed_run_says_what_is_done() -> None:
 )
 def test_headline_prefers_the_personal_models(metrics: list[dict[str, Any]], text: str) -> None:
     assert headline({"metrics": metrics}) == text
+
+
+def test_bars_of_long_ago_make_room() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=20, color_system=None)
+    with ProgressReport(console) as on_event:
+        for number in range(30):
+            on_event(Started(f"run {number}.", rounds=1))
+            on_event(Finished(f"run {number}."))
+    assert isinstance(console.file, io.StringIO)
+    last = console.file.getvalue()[-2000:]  # the last picture that is drawn
+    assert "run 29." in last
+    assert "run 18." in last
+    assert "run 5." not in last

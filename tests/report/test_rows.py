@@ -19,6 +19,7 @@ from manyheads.storage.log import read_rows
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
 EA = FAIR._replace(moment="post_adapt")
+LOCAL = FAIR._replace(moment="post_local")
 GLOBAL = FAIR._replace(model="global")
 TOGETHER = Key("global", "global test", "post_agg", "micro")
 
@@ -36,6 +37,26 @@ def test_runs_of_a_comparison_come_in_the_order_of_its_methods_then_by_seed(
         fake.run(folder / f"{method}-seed{seed}", [], method, seed)
     found = [(run.label, run.method, run.seed) for run in runs_of(folder)]
     assert found == [("fedper", "fedper", 0), ("fedper", "fedper", 1), ("apfl", "apfl", 0), ("aaa", "aaa", 0)]
+
+
+def test_labels_are_those_of_the_plan(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["+ prox", "a/b", "prox"], [0, 1])
+    for name, seed in [("prox-seed1", 1), ("prox-2-seed0", 0), ("prox-seed0", 0), ("a-b-seed0", 0)]:
+        fake.run(folder / name, [fake.row(0, fake.personal(0.1))], "pfedkdh", seed)
+    assert [run[:3] for run in runs_of(folder)] == [
+        ("+ prox", "pfedkdh", 0),
+        ("+ prox", "pfedkdh", 1),
+        ("a/b", "pfedkdh", 0),
+        ("prox", "pfedkdh", 0),
+    ]
+    assert not_started(folder, load_runs(folder)) == ["a/b, seed 1", "prox, seed 1"]
+
+
+def test_a_comparison_of_an_earlier_version_lists_methods(fake: SimpleNamespace, tmp_path: Path) -> None:
+    fake.run(tmp_path / "fedper-seed1", [fake.row(0, fake.personal(0.1))], "fedper", 1)
+    (tmp_path / "comparison.toml").write_text('methods = ["fedavg", "fedper"]\nseeds = [1, 2]\n')
+    assert [run[:3] for run in runs_of(tmp_path)] == [("fedper", "fedper", 1)]
+    assert not_started(tmp_path, load_runs(tmp_path)) == ["fedavg, seed 1", "fedavg, seed 2", "fedper, seed 2"]
 
 
 def test_a_folder_with_one_seed_needs_no_suffix(fake: SimpleNamespace, tmp_path: Path) -> None:
@@ -106,7 +127,9 @@ def test_a_damaged_line_is_named(fake: SimpleNamespace, tmp_path: Path, line: st
         (EA, True),
         (FAIR._replace(variant="prototype"), True),
         (FAIR._replace(average="micro"), False),
-        (FAIR._replace(moment="post_local"), False),
+        (LOCAL, True),
+        (LOCAL._replace(average="micro"), False),
+        (LOCAL._replace(model="global"), False),
         (Key("global", "global test", "post_agg", "micro"), True),
         (Key("global", "client test", "post_agg", "macro"), True),
         (Key("global", "client test", "post_agg", "micro"), False),
@@ -131,6 +154,8 @@ def test_headline_numbers(key: Key, headline: bool) -> None:
         ("fedper", FAIR, "fedper", "fedper"),
         ("fedper", EA, "fedper (post_adapt)", "fedper"),
         ("fedper", EA._replace(variant="prototype"), "fedper (prototype, post_adapt)", "fedper (prototype)"),
+        ("pfedkdh", LOCAL, "pfedkdh", "pfedkdh"),
+        ("fedper", LOCAL._replace(variant="prototype"), "fedper (prototype)", "fedper (prototype)"),
     ],
 )
 def test_names(method: str, key: Key, name: str, short: str) -> None:
@@ -153,10 +178,13 @@ def test_lines_are_named_after_the_label_and_know_teachers_by_the_method(fake: S
 
 
 def test_tables_begin_with_the_clients_images_and_lines_with_the_personal_models() -> None:
-    keys = [FAIR, EA, FAIR._replace(variant="prototype"), GLOBAL, TOGETHER]
+    keys = [FAIR, EA, FAIR._replace(variant="prototype"), GLOBAL, LOCAL, LOCAL._replace(variant="prototype"), TOGETHER]
     assert sorted(reversed(keys), key=order) == keys
-    assert [key.group for key in (FAIR, EA, GLOBAL)] == [("client test", "macro")] * 3
-    assert TOGETHER.group == ("global test", "micro")
+
+
+def test_what_may_stand_in_one_table() -> None:
+    assert len({key.group for key in (FAIR, EA, GLOBAL, FAIR._replace(variant="prototype"))}) == 1
+    assert len({key.group for key in (FAIR, LOCAL, TOGETHER, FAIR._replace(average="micro"))}) == 4
 
 
 def test_the_last_round_counts_not_the_best(fake: SimpleNamespace, tmp_path: Path) -> None:

@@ -54,6 +54,66 @@ def test_a_comparison_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> 
     assert ["fedavg", "fedper", "+1.00", "-0.24", "to", "+2.24", "3"] in rows  # the global model
 
 
+def test_after_local_training_has_a_table_of_its_own(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["fedavg", "pfedkdh"])
+    local = fake.personal(0.9, "post_local")
+    fake.run(folder / "fedavg", [fake.row(3, fake.metric("global", "client test", 0.6), local)], "fedavg")
+    fake.run(folder / "pfedkdh", [fake.row(3, fake.personal(0.7), local, fake.global_test(0.4))], "pfedkdh")
+    text = shown(folder)
+    first, rest = text.split("clients' own test images, after local training, macro average")
+    second, third = rest.split("all test images, micro")
+    assert "post_local" not in first.split("macro average")[1] + third
+    assert [line.split()[:4] for line in second.splitlines() if "personal " in line and "90.00" in line] == [
+        ["fedavg", "personal", "post_local", "90.00"],
+        ["pfedkdh", "personal", "post_local", "90.00"],
+    ]
+    assert "post_agg" not in second
+    assert "after local training" not in shown(finished(fake, tmp_path / "run", 0.8))  # which has no such rows
+
+
+def test_an_ablation_in_the_terminal(fake: SimpleNamespace, tmp_path: Path) -> None:
+    minus = {"+ prox": "start", "= full": "+ prox"}
+    folder = fake.comparison(tmp_path / "all", ["start", "+ prox", "= full"], minus=minus)
+    for name, final in [("start", 0.5), ("prox", 0.8), ("full", 0.75)]:
+        finished(fake, folder / name, final, "pfedkdh")
+    text = shown(folder)
+    assert text.startswith("pfedkdh; digits; dirichlet(alpha=0.1), 2 clients; model mlp; seed 0\n")
+    rows = [line.split() for line in text.split("Accuracy on each")[0].splitlines() if "3/3" in line]
+    assert [(row[-8], row[-5]) for row in rows] == [
+        *[("(Fair)", "50.00"), ("(Fair)", "80.00"), ("(Fair)", "75.00")],
+        *[("(EA)", "55.00"), ("(EA)", "85.00"), ("(EA)", "80.00")],
+    ]
+    steps = [line.split() for line in text.split("difference, percentage points")[1].splitlines()]
+    assert ["+", "prox", "(Fair)", "start", "(Fair)", "+30.00"] in steps
+    assert ["=", "full", "(EA)", "+", "prox", "(EA)", "-5.00"] in steps
+    assert "95 %" not in text
+
+
+def test_an_ablation_that_was_stopped_names_what_is_missing(fake: SimpleNamespace, tmp_path: Path) -> None:
+    folder = fake.comparison(tmp_path / "all", ["full", "without GLF"], minus={"without GLF": "full"})
+    finished(fake, folder / "full", 0.5, "fedecouple")
+    text = shown(folder)
+    assert f"without GLF, seed 0: not started\ngo on with: manyheads resume {folder}\n" in text
+    assert "difference" not in text
+
+
+def test_what_a_method_noted_of_its_clients(fake: SimpleNamespace, tmp_path: Path) -> None:
+    rows = [
+        fake.row(0, fake.personal(0.1)),
+        fake.row(1) | {"notes": {"weight": {"0": 0.5, "3": 0.5}}},
+        fake.row(2) | {"notes": {"weight": {"0": 0.123456, "3": 0.7, "5": 0.2}, "gradient": {"4": 1234567.0}}},
+        fake.row(3, fake.personal(0.5)),
+    ]
+    text = shown(fake.run(tmp_path / "run", rows), 140)
+    where = 'all rounds and clients: rounds.jsonl, "notes"\n'
+    assert f"\nweight in round 2: 0.1235 to 0.7, median 0.2, over 3 clients; {where}" in text
+    assert f"\ngradient in round 2: 1.235e+06 to 1.235e+06, median 1.235e+06, over 1 client; {where}" in text
+    folder = fake.comparison(tmp_path / "all", ["fedavg", "fedper"])
+    for method in ("fedavg", "fedper"):
+        fake.run(folder / method, rows, method)
+    assert "weight" not in shown(folder)
+
+
 def test_a_global_model_stands_beside_personal_ones(fake: SimpleNamespace, tmp_path: Path) -> None:
     folder = fake.comparison(tmp_path / "all", ["fedavg", "fedper"])
     in_both = (fake.metric("global", "client test", 0.6), fake.global_test(0.62))

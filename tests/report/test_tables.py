@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,14 +18,22 @@ from manyheads.report.tables import (
 
 FAIR = Key("personal", "client test", "post_agg", "macro")
 EA = FAIR._replace(moment="post_adapt")
+LOCAL = FAIR._replace(moment="post_local")
 GLOBAL = FAIR._replace(model="global")
 TOGETHER = Key("global", "global test", "post_agg", "micro")
 
 
-def line(label: str, accuracies: Mapping[int, float], key: Key = FAIR, done: int = 30, **more: float) -> Line:
+def line(
+    label: str, accuracies: Mapping[int, float], key: Key = FAIR, done: int = 30, method: str = "", **more: float
+) -> Line:
     spread = {} if key == TOGETHER else {"clients": 20, "left_out": 0, "std": 0.125, "worst_decile": 0.5} | more
     metrics = {seed: {"accuracy": accuracy, **spread} for seed, accuracy in accuracies.items()}
-    return Line(label, label, key, done, 30, metrics)
+    return Line(label, method or label, key, done, 30, metrics)
+
+
+def to(first: str, lines: Sequence[Line]) -> dict[str, str]:
+    """Every label is compared with the first."""
+    return {line.label: first for line in lines}
 
 
 def cells(table: Table | None) -> list[list[str]]:
@@ -51,6 +59,26 @@ def test_final_numbers_of_one_seed_the_highest_first() -> None:
         ["c", "global", "post_agg", "70.00", "30/30", "1", "12.50", "50.00"],
         ["a", "personal", "post_agg", "50.00", "30/30", "1", "12.50", "50.00"],
     ]
+
+
+def test_lines_that_are_not_ranked_keep_their_order() -> None:
+    table = final_table([line("full", {0: 0.5}), line("less", {0: 0.9}), line("least", {0: 0.7})], ranked=False)
+    assert [row[0] for row in cells(table)] == ["full", "less", "least"]
+
+
+def test_after_local_training_is_in_the_title_and_in_the_words() -> None:
+    lines = [line("pfedkdh", {0: 0.5}, LOCAL), line("fedavg", {0: 0.6}, LOCAL)]
+    table = final_table(lines)
+    assert table.title == "clients' own test images, after local training, macro average"
+    assert [row[:3] for row in cells(table)] == [
+        ["fedavg", "personal", "post_local"],
+        ["pfedkdh", "personal", "post_local"],
+    ]
+    assert "mean over 20 clients" in in_words(lines)
+    assert "Not comparable with the table above." in in_words(lines)
+    table = difference_table(lines, {"fedavg": "pfedkdh"}, least=1)
+    assert table is not None
+    assert "before local training" not in str(table.title)
 
 
 def test_all_test_images_have_no_spread_over_clients() -> None:
@@ -111,6 +139,12 @@ def test_words_say_when_only_a_sample_was_measured() -> None:
     assert "fixed sample" not in in_words([line("a", {0: 0.5}, of=22, left_out=2)])
 
 
+def test_words_say_when_not_everybody_has_trained_yet() -> None:
+    words = in_words([line("a", {0: 0.5}, LOCAL, of=24, left_out=2)])
+    assert "mean over 20 clients (2 without test images left out), those that have taken part, of the 24;" in words
+    assert "taken part" not in in_words([line("a", {0: 0.5}, LOCAL, of=22, left_out=2)])
+
+
 def test_words_name_each_model_and_moment_and_the_seeds() -> None:
     two = {0: 0.5, 1: 0.5}
     words = in_words([line("a", two), line("a", two, EA), line("b", two, GLOBAL)])
@@ -136,12 +170,12 @@ def test_differences_are_paired_by_seed_and_moment() -> None:
         line("c", {0: 0.60, 7: 0.80}),
         line("d", {0: 0.60, 1: 0.80}, done=12),
     ]
-    assert cells(difference_table(lines, "a")) == [
+    assert cells(difference_table(lines, to("a", lines))) == [
         ["b", "a", "+2.00", "-0.48 to +4.48", "3"],
         ["b (post_adapt)", "a", "+10.00", "+10.00 to +10.00", "3"],
     ]
     adapted = line("a", {0: 0.5, 1: 0.6}, EA)
-    assert cells(difference_table([*lines[:3], adapted], "a"))[1][1:3] == ["a (post_adapt)", "+15.00"]
+    assert cells(difference_table([*lines[:3], adapted], to("a", lines)))[1][1:3] == ["a (post_adapt)", "+15.00"]
 
 
 def test_differences_are_to_the_personal_models_of_the_first_or_else_to_its_global_model() -> None:
@@ -151,7 +185,7 @@ def test_differences_are_to_the_personal_models_of_the_first_or_else_to_its_glob
     both = [avg, line("fedavg", two, EA)]
 
     def pairs(lines: list[Line], first: str) -> list[list[str]]:
-        return [row[:2] for row in cells(difference_table(lines, first))]
+        return [row[:2] for row in cells(difference_table(lines, to(first, lines)))]
 
     assert pairs([*both, per], "fedper") == [["fedavg (global)", "fedper"], ["fedavg (post_adapt)", "fedper"]]
     assert pairs([per, *both], "fedavg") == [["fedper", "fedavg (global)"]]
@@ -159,7 +193,42 @@ def test_differences_are_to_the_personal_models_of_the_first_or_else_to_its_glob
 
 
 def test_one_seed_has_no_differences() -> None:
-    assert difference_table([line("a", {0: 0.5}), line("b", {0: 0.6})], "a") is None
+    assert difference_table([line("a", {0: 0.5}), line("b", {0: 0.6})], {"b": "a"}) is None
+
+
+def test_one_seed_has_differences_without_an_interval_where_they_are_asked_for() -> None:
+    lines = [line("a", {0: 0.5}), line("b", {0: 0.6}), line("c", {0: 0.575})]
+    table = difference_table(lines, {"b": "a", "c": "b"}, least=1)
+    assert table is not None
+    assert headers(table) == ["method", "minus", "difference"]
+    assert cells(table) == [["b", "a", "+10.00"], ["c", "b", "-2.50"]]
+    assert "paired" not in str(table.title)
+    # differences 10, 20: standard deviation 10 / sqrt(2); t(0.975, 1) = 12.706; 12.706 * 10 / 2 = 63.53
+    lines += [line("a", {1: 0.5, 0: 0.5}, EA), line("b", {1: 0.7, 0: 0.6}, EA)]
+    assert cells(difference_table(lines, {"b": "a", "c": "b"}, least=1)) == [
+        ["b", "a", "+10.00", "-", "1"],
+        ["c", "b", "-2.50", "-", "1"],
+        ["b (post_adapt)", "a (post_adapt)", "+15.00", "-48.53 to +78.53", "2"],
+    ]
+
+
+def test_variants_of_a_method_are_compared_number_by_number() -> None:
+    def of(label: str, *accuracies: float) -> list[Line]:
+        keys = (FAIR, EA, GLOBAL, FAIR._replace(variant="prototype"))
+        return [line(label, {0: a}, key, method="ditto") for a, key in zip(accuracies, keys, strict=False)]
+
+    lines = [*of("full", 0.9, 0.8, 0.7), *of("less", 0.8, 0.75, 0.6, 0.5), line("more", {0: 0.5}, GLOBAL)]
+    assert cells(difference_table(lines, {"less": "full", "more": "less"}, least=1)) == [
+        ["less", "full", "-10.00"],
+        ["less (post_adapt)", "full (post_adapt)", "-5.00"],
+        ["less (global)", "full (global)", "-10.00"],
+        ["more (global)", "less", "-30.00"],
+    ]
+
+
+def test_teachers_are_not_compared_with_each_other() -> None:
+    lines = [line(label, {0: 0.5}, key, method="pfedkdh") for label in "ab" for key in (FAIR, GLOBAL)]
+    assert cells(difference_table(lines, {"b": "a"}, least=1)) == [["b (Fair)", "a (Fair)", "+0.00"]]
 
 
 def test_costs_are_medians_over_clients_and_rounds(fake: SimpleNamespace) -> None:

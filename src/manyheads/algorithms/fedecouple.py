@@ -24,6 +24,7 @@ mean, as in FedMate (arXiv 2508.17954, by the same first authors); RandAugment w
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from manyheads.contract import (
     Broadcast,
     ClientContext,
     Data,
+    Loss,
     Model,
     Part,
     Predictor,
@@ -63,8 +65,8 @@ class FedeCouple(Algorithm):
 
     Attributes:
         head_epochs: epochs of GPC.
-        global_epochs: epochs of GLF against the global head; None for half of the local epochs, rounded down.
-        local_epochs: epochs of GLF against the private head; None for the rest. One local epoch gives one of each.
+        global_epochs: epochs of GLF against the global head; None for half of the local epochs, at least 1.
+        local_epochs: epochs of GLF against the private head; None for what global_epochs leaves, at least 1.
         head_lr: learning rate of GPC; None for the run's.
         center: the center loss: ``mse``, the mean over dimensions, or ``sum_half``, half of the sum.
         center_weight: its weight, at least 0.
@@ -116,6 +118,17 @@ class FedeCouple(Algorithm):
                 "must be at least 1, and 1 to 30; algorithm.augment = false turns RandAugment off"
             )
 
+    def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
+        """Each part switched off alone; without GLF the backbone has all of its epochs against the private head."""
+        glf = sum(number for phase, number in self.phases(epochs) if phase != "gpc")
+        return {
+            "without GLF": {"global_epochs": 0, "local_epochs": glf},
+            "without GFA": {"center_weight": 0.0},
+            "without GPC": {"kd_low": 0.0, "kd_high": 0.0},
+            "without similarity": {"aggregation": "size"},
+            "without RandAugment": {"augment": False},
+        }
+
     # client room
 
     def init_private(self, received: Broadcast, ctx: ClientContext) -> PrivateState:
@@ -160,22 +173,32 @@ class FedeCouple(Algorithm):
 
     def phases(self, epochs: int) -> list[tuple[str, int]]:
         """The phases of a client's round, in order, and their epochs."""
-        half = max(1, epochs // 2)
-        glf_global = half if self.global_epochs is None else self.global_epochs
-        glf_local = max(1, epochs - half) if self.local_epochs is None else self.local_epochs
+        glf_global = max(1, epochs // 2) if self.global_epochs is None else self.global_epochs
+        glf_local = max(1, epochs - glf_global) if self.local_epochs is None else self.local_epochs
         gpc, first, last = ("gpc", self.head_epochs), ("glf_global", glf_global), ("glf_local", glf_local)
         return [gpc, first, last] if self.order == "gpc_first" else [first, gpc, last]
 
     def prepared(self, reference: Tree, data: Data, ctx: ClientContext) -> Data:
-        """The client's data with its anchors (GFA), which stay in this room, and with what the losses ask for."""
-        if self.center_weight > 0 and ctx.round > 0:
-            data = data.given(anchors=ctx.class_means(reference, data)[0], center_weight=self.center_weight)
-        else:
-            data = data.given(center_weight=0.0)
-        data = data.given(global_head=Tree().replace(head=reference.part("head")), kd_weight=self.kd_weight(ctx))
+        """The client's data with all that the losses ask for, augmented."""
+        data = self.anchored(reference, data, ctx).given(
+            global_head=Tree().replace(head=reference.part("head")), kd_weight=self.kd_weight(ctx)
+        )
         if self.augment:
             data = data.map(RandAugment.of(data, self.augment_ops, self.augment_magnitude))
         return data
+
+    def anchored(self, reference: Tree, data: Data, ctx: ClientContext) -> Data:
+        """The client's data with its anchors (GFA), which stay in this room."""
+        if self.center_weight > 0 and ctx.round > 0:
+            return data.given(anchors=ctx.class_means(reference, data)[0], center_weight=self.center_weight)
+        return data.given(center_weight=0.0)
+
+    def objective(
+        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
+    ) -> tuple[Tree, Loss, Data]:
+        """GLF's loss at the received backbone and the private head, on images that are not augmented."""
+        model = self.assemble(received, private)
+        return model, self.glf_loss, self.anchored(model, data, ctx)
 
     def kd_weight(self, ctx: ClientContext) -> float:
         """The weight l of the distillation in this round; a sample's own share comes on top for ``confidence``."""
@@ -209,27 +232,23 @@ class FedeCouple(Algorithm):
     def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
         """The mean by similarity to the mean, backbone and head alike."""
         weights = self.weights(uploads, ctx)
-        ctx.note("weight", weights)
+        total = math.fsum(weights.values())
+        ctx.note("weight", {client: weight / total for client, weight in weights.items()})
         return server.replace(model=server.model | ctx.average(uploads, weight=weights).model)
 
     def weights(self, uploads: Mapping[int, Upload], ctx: ServerContext) -> dict[int, float]:
-        """Each client's share, at least 0; they sum to 1."""
+        """Each client's weight, at least 0; not normalised, so that ``size`` has the bits of any other mean by size."""
         sizes = {client: float(upload.weight) for client, upload in uploads.items()}
         if self.aggregation == "size":
-            return _normalised(sizes)
+            return sizes
         trained = Part.ALL - Part.BUFFER
         mean = ctx.take(ctx.average(uploads).model, trained)
         models = {client: ctx.take(upload.model, trained) for client, upload in uploads.items()}
         if self.aggregation == "cosine":
-            return _normalised({client: max(0.0, _cosine(model, mean)) for client, model in models.items()})
+            return {client: max(0.0, _cosine(model, mean)) for client, model in models.items()}
         far = {client: _distance(model, mean) / sizes[client] for client, model in models.items()}
         least = min(far.values())  # a common factor, so that not all weights can round to 0
-        return _normalised({client: sizes[client] * math.exp(least - far[client]) for client in uploads})
-
-
-def _normalised(weights: Mapping[int, float]) -> dict[int, float]:
-    total = math.fsum(weights.values())
-    return {client: weight / total for client, weight in weights.items()}
+        return {client: sizes[client] * math.exp(least - far[client]) for client in uploads}
 
 
 def _distance(model: Tree, mean: Tree) -> float:

@@ -18,11 +18,12 @@ are the paper's variants Fair and EA; the adaptation trains the head on the clie
 dropped after the test.
 
 Our decisions, which the paper leaves open: ``kd_weight``, ``temperature``, ``prox_weight`` and ``adapt_steps``; the
-run's optimizer, started afresh, for recalibration and adaptation; recalibration starts from the head before.
+run's optimizer, started afresh, for calibration and adaptation; recalibration starts from the head before.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from manyheads.contract import (
     Broadcast,
     ClientContext,
     Data,
+    Loss,
     Model,
     Part,
     Predictor,
@@ -54,7 +56,8 @@ class PFedKDH(Algorithm):
         temperature: T > 0 of the distillation.
         prox_weight: of the proximal term, at least 0.
         warmup_epochs: E_w, equation 3.
-        recalibration_epochs: equation 5.
+        calibration_epochs: equation 5 before the first round.
+        recalibration_epochs: equation 5 after every round; 0 leaves the teacher as it was calibrated.
         adapt_steps: mini-batch steps on the head in the variant EA.
     """
 
@@ -62,6 +65,7 @@ class PFedKDH(Algorithm):
     temperature: float = 2.0
     prox_weight: float = 0.01
     warmup_epochs: int = 0
+    calibration_epochs: int = 3
     recalibration_epochs: int = 3
     adapt_steps: int = 10
     shared = Part.BACKBONE
@@ -71,7 +75,7 @@ class PFedKDH(Algorithm):
             raise InputError(f"algorithm.kd_weight = {self.kd_weight}: must be in [0, 1]")
         if not self.temperature > 0:
             raise InputError(f"algorithm.temperature = {self.temperature}: must be above 0, such as 2.0")
-        for name in ("prox_weight", "warmup_epochs", "recalibration_epochs", "adapt_steps"):
+        for name in ("prox_weight", "warmup_epochs", "calibration_epochs", "recalibration_epochs", "adapt_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
 
@@ -81,12 +85,21 @@ class PFedKDH(Algorithm):
             "with kd_weight = 0 and prox_weight = 0 this is FedPer" if self.kd_weight == self.prox_weight == 0 else ""
         )
 
+    def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
+        """The paper's Fig. 3: each row has one part more than the one above."""
+        return {
+            "persistent heads": {"kd_weight": 0.0, "prox_weight": 0.0},
+            "+ proximal term": {"kd_weight": 0.0},
+            "+ distillation": {"recalibration_epochs": 0},
+            "+ recalibration = full": {},
+        }
+
     # server room
 
     def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
         """Warm-up (equation 3), then the first calibration (Algorithm 1, line 5)."""
         model = ctx.fit(ctx.initial, super().loss, ctx.auxiliary, epochs=self.warmup_epochs)
-        return ServerState(model=self.recalibrated(model, ctx))
+        return ServerState(model=self.calibrated(model, ctx, self.calibration_epochs))
 
     def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:
         """The backbone and the teacher head."""
@@ -94,11 +107,12 @@ class PFedKDH(Algorithm):
 
     def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
         """The mean backbone (equation 4) and a head recalibrated on it."""
-        return ServerState(model=self.recalibrated(server.model | ctx.average(uploads).model, ctx))
+        model = server.model | ctx.average(uploads).model
+        return ServerState(model=self.calibrated(model, ctx, self.recalibration_epochs))
 
-    def recalibrated(self, model: Tree, ctx: ServerContext) -> Tree:
+    def calibrated(self, model: Tree, ctx: ServerContext, epochs: int) -> Tree:
         """The head trained on D_s, the backbone frozen (equation 5)."""
-        return ctx.fit(model, super().loss, ctx.auxiliary, trains=Part.HEAD, epochs=self.recalibration_epochs)
+        return ctx.fit(model, super().loss, ctx.auxiliary, trains=Part.HEAD, epochs=epochs)
 
     def global_model(self, server: ServerState, ctx: ServerContext) -> Predictor:
         """The teacher: a diagnostic, not the method's answer."""
@@ -108,9 +122,18 @@ class PFedKDH(Algorithm):
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         """Backbone and head together (Algorithm 1, line 11)."""
+        return ctx.fit(model, self.loss, self.prepared(model, received, data, ctx))
+
+    def objective(
+        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
+    ) -> tuple[Tree, Loss, Data]:
+        model = self.assemble(received, private)
+        return model, self.loss, self.prepared(model, received, data, ctx)
+
+    def prepared(self, model: Tree, received: Broadcast, data: Data, ctx: ClientContext) -> Data:
+        """The client's data with what the teacher says of it, and with the backbone that the proximal term pulls to."""
         teacher = ctx.model(model.replace(head=received.teacher_head))
-        data = data.with_(teacher=lambda x: self.logits(teacher, x)).given(reference=received.model.part("backbone"))
-        return ctx.fit(model, self.loss, data)
+        return data.with_(teacher=lambda x: self.logits(teacher, x)).given(reference=received.model.part("backbone"))
 
     def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
         """Equation 2."""

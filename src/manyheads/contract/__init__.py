@@ -1,10 +1,11 @@
 """The words in which a method is written: trees, records, models, data, contexts and the algorithm itself."""
 
 from manyheads.contract.algorithm import Algorithm, Predictors, Stage, Update
-from manyheads.contract.context import SGD, ClientContext, Context, Grad, ServerContext
+from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
 from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
+from manyheads.contract.trainer import SGD, Grad, Loss
 from manyheads.contract.tree import Part, Tree
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Context",
     "Data",
     "Grad",
+    "Loss",
     "Model",
     "Part",
     "Predictor",

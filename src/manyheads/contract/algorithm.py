@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +13,7 @@ from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
 from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
+from manyheads.contract.trainer import Loss
 from manyheads.contract.tree import Part, Tree
 
 Predictors = Predictor | Mapping[str, Predictor]
@@ -78,6 +79,18 @@ class Algorithm:
         """One line for the log where the hyper-parameters turn the method into another one; else ""."""
         return ""
 
+    def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
+        """The method without some of its parts, for ``manyheads ablate``: label to hyper-parameters that differ.
+
+        The method as configured is the first row, "full", with which all others are compared. A method whose parts
+        build on each other ends with it instead, as the label of an empty mapping: each row is compared with the one
+        above it.
+
+        Args:
+            epochs: the local epochs of the run, for variants of the same budget.
+        """
+        return {}
+
     def logits(self, m: Model, x: Tensor) -> Tensor:
         """The network's answer, ``[batch, classes]``."""
         return m.head(m.backbone(x))
@@ -118,6 +131,12 @@ class Algorithm:
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         """Local training."""
         return ctx.fit(model, self.loss, data)
+
+    def objective(
+        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
+    ) -> tuple[Tree, Loss, Data]:
+        """Where a client's round starts, and the local objective that it goes down from there: a loss over data."""
+        return self.assemble(received, private), self.loss, data
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         """A client's round: assemble, train, split into what stays and what is sent."""

@@ -4,94 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from manyheads.contract.averaging import Weight, average
-from manyheads.contract.data import Batch, Data
+from manyheads.contract.data import Data
 from manyheads.contract.model import Model
 from manyheads.contract.random import stream
 from manyheads.contract.records import Upload
+from manyheads.contract.trainer import SGD, Carry, Grad, Loss, Optim, Plan, Trainer
 from manyheads.contract.tree import Part, Tree
 from manyheads.errors import InputError
 
-Loss = Callable[[Model, Batch], Mapping[str, Tensor]]
-Carry = TypeVar("Carry")
-
 SERVER = -1  # the server's place in random streams, where a client has its id
-
-
-@dataclass(frozen=True)
-class SGD:
-    """Plain stochastic gradient descent.
-
-    Attributes:
-        lr: step size, > 0.
-        momentum: in [0, 1).
-        weight_decay: L2, added to the gradient.
-        clip: largest norm of the whole gradient; None leaves it as it is.
-    """
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-
-
-Optim = SGD | Mapping[Part, SGD]
-
-
-class Grad(Protocol):
-    """The gradient of a loss at a tree, on one batch."""
-
-    def __call__(
-        self, loss: Loss, tree: Tree, b: Batch, trains: Part = ..., draw: int | None = None, /
-    ) -> tuple[Tree, Tensor]:
-        """The gradient for every trained parameter that the loss depends on, and the loss.
-
-        One dropout stream serves all calls of a step in their order. Calls with the same ``draw`` get the same masks,
-        as finite differences need.
-        """
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which samples a fit visits: numbered epochs of shuffled mini-batches, or so many steps of them.
-
-    ``phase`` names the fit in the log and in errors.
-    """
-
-    epochs: range
-    steps: int | None
-    batch: int
-    phase: str = ""
-
-
-class Trainer(Protocol):
-    """Runs what a method describes. Engines implement it; ``local.training`` is the reference."""
-
-    def model(self, tree: Tree, /) -> Model:
-        """``tree`` as a frozen model in eval mode."""
-
-    def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim, /) -> Tree:
-        """See ``Context.fit``."""
-
-    def scan(
-        self,
-        ctx: Context,
-        carry: Carry,
-        step: Callable[[Carry, Any, Grad], Carry],
-        data: Data,
-        plan: Plan,
-        width: int,
-        /,
-    ) -> Carry:
-        """See ``Context.scan``."""
-
-    def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data, /) -> Tensor:
-        """``fn`` of every sample's x, in large batches; ``[n, ...]``."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +131,15 @@ class Context:
         """
         return self.trainer.scan(self, carry, step, data, self._plan(epochs, steps, batch, phase), width)
 
+    def gradient(self, model: Tree, loss: Loss, data: Data, trains: Part = Part.ALL) -> Tree:
+        """The gradient of ``loss`` over all of ``data``, for every parameter of ``trains`` that is not frozen.
+
+        Everything runs in eval mode: no dropout, BatchNorm with its running statistics, which stay as they are. Maps
+        (augmentation) are left out, so nothing is random. Large data is taken in pieces, each with the weight of its
+        samples: every term of the loss must be a mean over the batch, or the same for every batch, as a proximal term.
+        """
+        return self.trainer.gradient(self, model, loss, data, trains)
+
     def steps(self, data: Data, epochs: int | None = None, batch: int | None = None) -> int:
         """How many steps a fit over ``data`` takes."""
         return (self.epochs if epochs is None else epochs) * steps_an_epoch(len(data), batch or self.batch)
@@ -236,7 +172,17 @@ class Context:
 
 @dataclass(frozen=True)
 class ClientContext(Context):
-    """The client room's context."""
+    """The client room's context.
+
+    Attributes:
+        notes: what the method wants to be seen of this client in this round, by name.
+    """
+
+    notes: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, value: float) -> None:
+        """Puts a number into the round's row of the log, under ``name`` and the client."""
+        self.notes[name] = float(value)
 
 
 @dataclass(frozen=True)

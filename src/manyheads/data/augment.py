@@ -11,7 +11,7 @@ uncovered corners are black.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from manyheads.errors import InputError
 
 GREATEST = 30  # the scale of magnitudes
 
-WARPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+WARPS: tuple[str, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 PIXELS = ("auto_contrast", "equalize", "posterize", "solarize", "contrast", "brightness", "sharpness")
 COLORS = ("color",)
 
@@ -72,14 +72,17 @@ class RandAugment:
         return batch.replace(x=((x - mean) / std).contiguous(memory_format=torch.channels_last))
 
     def _augmented(self, x: Tensor, names: tuple[str, ...], chosen: Tensor, sign: Tensor) -> Tensor:
+        """Each image after the operation that fell on it."""
         x, strength = x.clone(), self.magnitude / GREATEST
-        moved = (chosen >= 1) & (chosen <= len(WARPS))
-        if moved.any():
-            x[moved] = _warped(x[moved], chosen[moved] - 1, sign[moved] * strength)
-        for number in range(1 + len(WARPS), len(names)):
-            rows = (chosen == number).nonzero().flatten()
-            if len(rows):
-                x[rows] = _PIXEL_OPS[names[number]](_kornia(), x[rows], strength, sign[rows]).clamp(0, 1)
+        sizes = torch.bincount(chosen, minlength=len(names)).tolist()
+        rows = dict(zip(names, torch.split(chosen.argsort(stable=True), sizes), strict=True))
+        warps = [name for name in names if name in WARPS and len(rows[name])]
+        if warps:
+            moved = torch.cat([rows[name] for name in warps])
+            x[moved] = _warped(x[moved], {name: sign[rows[name]] * strength for name in warps})
+        for name in (name for name in names if name in _PIXEL_OPS and len(rows[name])):
+            mine = rows[name]
+            x[mine] = _PIXEL_OPS[name](_kornia(), x[mine], strength, sign[mine]).clamp(0, 1)
         return x
 
 
@@ -97,16 +100,25 @@ _PIXEL_OPS: dict[str, _PixelOp] = {
 }
 
 
-def _warped(x: Tensor, which: Tensor, strength: Tensor) -> Tensor:
-    """Each image rotated, sheared or translated: ``which`` counts ``WARPS``, ``strength`` is in [-1, 1]."""
+def _warped(x: Tensor, amounts: Mapping[str, Tensor]) -> Tensor:
+    """Images, ordered by what happens to them, rotated, sheared or translated by amounts in [-1, 1]."""
     h, w = x.shape[2:]
-    angle = torch.deg2rad(30 * strength) * (which == 0)
-    cos, sin = angle.cos(), angle.sin()
-    shear_x, shear_y = (0.3 * strength * (which == number) for number in (1, 2))
-    shift_x, shift_y = (2 * 0.45 * strength * (which == number) for number in (3, 4))  # the image is 2 wide in torch
-    rows = (cos, (shear_x - sin) * h / w, shift_x, (shear_y + sin) * w / h, cos, shift_y)
-    grid = functional.affine_grid(torch.stack(rows, dim=1).view(-1, 2, 3), list(x.shape), align_corners=False)
-    return functional.grid_sample(x, grid, align_corners=False)
+    # an output pixel's place -> where it comes from; for torch an image reaches from -1 to 1
+    shears = {"shear_x": (0, 1, 0.3 * h / w), "shear_y": (1, 0, 0.3 * w / h)}
+    slopes = shears | {"translate_x": (0, 2, 0.9), "translate_y": (1, 2, 0.9)}
+    grid = torch.eye(2, 3).repeat(len(x), 1, 1)
+    start = 0
+    for name, amount in amounts.items():
+        mine = grid[start : (start := start + len(amount))]
+        if name in slopes:
+            row, column, slope = slopes[name]
+            mine[:, row, column] = slope * amount
+        else:
+            angle = torch.deg2rad(30 * amount)
+            mine[:, 0, 0] = mine[:, 1, 1] = angle.cos()
+            mine[:, 0, 1], mine[:, 1, 0] = -angle.sin() * h / w, angle.sin() * w / h
+    places = functional.affine_grid(grid, list(x.shape), align_corners=False)
+    return functional.grid_sample(x, places, align_corners=False)
 
 
 def _kornia() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manyheads.contract import Broadcast, Predictor, Predictors, PrivateState
 from manyheads.contract.wire import check_upload
@@ -36,6 +36,7 @@ class Reply:
         correct: of the trained models, on its own test images.
         loss: mean loss terms of all fits; where two fits have one of the same name, the later one's.
         error: one line, or "" where all went well.
+        notes: what the method, or the run, wants to be seen of this client, by name.
     """
 
     client: int
@@ -44,6 +45,7 @@ class Reply:
     correct: Correct
     loss: Mapping[str, float]
     error: str = ""
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 class ClientRoom:
@@ -59,13 +61,15 @@ class ClientRoom:
         algorithm = self._setting.algorithm
         private = algorithm.init_private(task.received, ctx) if task.private is None else task.private
         try:
+            if self._setting.gradients:
+                ctx.note("squared_gradient", self._squared_gradient(task, private))
             update = algorithm.local_update(task.received, private, self._setting.parties.train(task.client), ctx)
         except RunError as error:
             return Reply(task.client, b"", private, {}, {}, str(error))
         check_upload(update.upload, algorithm, ctx, self._setting.words(task.client))
         correct = self._correct(task.client, update.trained, "post_local") if test else {}
         loss = {name: value for terms in ctx.trace for name, value in terms.items()}
-        return Reply(task.client, update.upload.to_bytes(), update.private, correct, loss)
+        return Reply(task.client, update.upload.to_bytes(), update.private, correct, loss, notes=ctx.notes)
 
     def evaluate(self, task: Task, adapt: bool) -> Correct:
         """Tests the personal models; with ``adapt`` also after the method's adaptation. Changes nothing."""
@@ -78,6 +82,13 @@ class ClientRoom:
             if adapted is not None:
                 correct |= self._correct(task.client, Predictor(adapted, algorithm.logits), "post_adapt")
         return correct
+
+    def _squared_gradient(self, task: Task, private: PrivateState) -> float:
+        """The squared norm of the gradient of the local objective, over all that is trained, where the round starts."""
+        ctx = self._setting.client(task.round, task.client)  # one of its own: what is measured leaves no trace
+        train = self._setting.parties.train(task.client)
+        model, loss, data = self._setting.algorithm.objective(task.received, private, train, ctx)
+        return sum(float(gradient.double().square().sum()) for gradient in ctx.gradient(model, loss, data).values())
 
     def _correct(self, client: int, predictors: Predictors | None, moment: str) -> Correct:
         rows = self._setting.parties.test_rows(client)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.contract.context import Context, Loss
+from manyheads.contract.context import Context
 from manyheads.contract.data import Batch
+from manyheads.contract.trainer import Loss
 from manyheads.contract.tree import Part, Tree
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.steps import Log, Step, bare_parts, dropout_stream, trained_names

@@ -75,6 +75,7 @@ class Setting:
         seed: of the run.
         buffers: the buffer policy.
         feature_dim: the length of a feature vector.
+        gradients: note the squared gradient norm of every client's local objective.
         stopped: asked before every step; training ends where it says True.
     """
 
@@ -86,6 +87,7 @@ class Setting:
     seed: int
     buffers: str
     feature_dim: int
+    gradients: bool = False
     stopped: Callable[[], bool] = lambda: False
 
     @classmethod
@@ -98,6 +100,7 @@ class Setting:
         rounds: int,
         seed: int,
         buffers: str,
+        gradients: bool = False,
     ) -> Setting:
         """Builds the network. The base model and a method's own modules are drawn from a stream each."""
         with _SEEDING, torch.random.fork_rng(devices=[]):
@@ -108,7 +111,7 @@ class Setting:
             parts = algorithm.parts(base.parts())
             network = Network({name: replace_dropout(part) for name, part in parts.items()})
             _check_bound(base, Network(base.parts()), parties.shape)
-        return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim)
+        return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim, gradients)
 
     def client(self, round: int, client: int) -> ClientContext:
         """The context of a client in a round."""

@@ -45,6 +45,14 @@ def bare_parts(network: Network, trains: Part) -> list[str]:
     return [name for name in network.bare if trains.holds(frozenset({name}))]
 
 
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """The sum of the terms of a loss."""
+    if not isinstance(terms, Mapping):
+        raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
+    first, *rest = terms.values()
+    return sum(rest, start=first)
+
+
 class Log:
     """Sums loss terms for the trace, and stops a run whose loss is not finite."""
 
@@ -58,8 +66,7 @@ class Log:
         Raises:
             RunError: a term is not finite; names round, client and term.
         """
-        if not isinstance(terms, Mapping):
-            raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
+        summed = total(terms)
         for term_name, term in terms.items():
             name = f"{self._phase}/{term_name}" if self._phase else term_name
             value = float(term.detach())
@@ -70,11 +77,10 @@ class Log:
                     f"in epoch {step.epoch}, step {step.number}; "
                     f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
                 )
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + value, count + 1
-        first, *rest = terms.values()
-        return sum(rest, start=first)
+            so_far, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = so_far + value, count + 1
+        return summed
 
     def close(self) -> None:
         """Adds the mean terms to the trace."""
-        self._ctx.trace.append({name: total / count for name, (total, count) in self._sums.items()})
+        self._ctx.trace.append({name: summed / count for name, (summed, count) in self._sums.items()})

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.contract.context import SGD, Carry, Context, Grad, Loss, Optim, Plan
+from manyheads.contract.context import Context
 from manyheads.contract.data import Batch, Column, Data
 from manyheads.contract.model import Model
+from manyheads.contract.trainer import SGD, Carry, Grad, Loss, Optim, Plan
 from manyheads.contract.tree import Part, Tree
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.rows import CachedPart, RowCache
 from manyheads.local.scanning import Buffers, Gradient
-from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, trained_names
+from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, total, trained_names
+
+GRADIENT_CHUNK = 128  # larger ones are no faster, and hold what every layer says until the gradient is taken
 
 
 def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
@@ -65,11 +68,34 @@ class LocalTrainer:
                 raise StoppedError
             batch = feed.batch(step)
             terms = loss(bound.model, batch)
-            total = log.total(terms, step)
-            gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
+            gradients = torch.autograd.grad(log.total(terms, step), [p for _, p in bound.trained], allow_unused=True)
             descend(groups, gradients)
         log.close()
         return bound.tree().map(lambda t: t.contiguous())
+
+    def gradient(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part) -> Tree:
+        """See ``Context.gradient``."""
+        names = trained_names(ctx, model, trains)
+        if not names:
+            return Tree()
+        bound = self._network.bind(channels_last(model), names)
+        bound.modules.eval()
+        pieces = [
+            Step(0, number, rows) for number, rows in enumerate(torch.split(torch.arange(len(data)), GRADIENT_CHUNK))
+        ]
+        feed = Feed(ctx, replace(data, maps=()), pieces, bound)
+        parameters = [p for _, p in bound.trained]
+        sums = [torch.zeros_like(p) for p in parameters]
+        for piece in pieces:
+            if self._stopped():
+                raise StoppedError
+            share = len(piece.rows) / len(data)
+            found = torch.autograd.grad(
+                total(loss(bound.model, feed.batch(piece))), parameters, allow_unused=True, materialize_grads=True
+            )
+            for added, gradient in zip(sums, found, strict=True):
+                added.add_(gradient, alpha=share)
+        return Tree({name: added.contiguous() for (name, _), added in zip(bound.trained, sums, strict=True)})
 
     def scan(
         self, ctx: Context, carry: Carry, step: Callable[[Carry, Any, Grad], Carry], data: Data, plan: Plan, width: int

@@ -11,24 +11,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from manyheads.report.rows import DATA, Key, Row, Run, RunEntry, by_label, is_teacher, line_name, order
+from manyheads.report.rows import Key, Row, Run, RunEntry, by_label, is_teacher, line_name, order
 from manyheads.storage.atomic import write_bytes
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, without the yellow that white swallows.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "os^DvPX"
-_TITLES = {
-    "client test": ("Clients' own test images", "accuracy, mean over clients, %"),
-    "global test": ("Global models on all test images", "accuracy, %"),
+_CLIENTS = "accuracy, mean over clients, %"
+_TITLES = {  # data, and whether after local training
+    ("client test", False): ("Clients' own test images", _CLIENTS),
+    ("client test", True): ("Clients' own test images,\nafter local training", _CLIENTS),
+    ("global test", False): ("Global models\non all test images", "accuracy, %"),
 }
 _STYLES: dict[str, tuple[str | tuple[float, tuple[float, float]], str]] = {
     "post_agg": ("-", "solid: personal models before local training"),
     "post_adapt": ((0, (4, 1.5)), "dashed: after adaptation to own train images"),
+    "post_local": ("-", ""),  # has a panel of its own, which says so
     "global": ((0, (1, 1)), "dotted: global model"),
     "variant": ("-.", "dash-dotted: a named variant"),
 }
 _POINTS = 72 / 100  # of a pixel
-_HEIGHT = 620.0  # of a panel, about, in pixels
+_HEIGHT = 620.0  # of all panels, about, in pixels
 
 
 class Curve(NamedTuple):
@@ -79,24 +82,33 @@ def plot_curves(runs: Mapping[str, Sequence[Row]], path: Path, title: str = "") 
 def plot_runs(runs: Sequence[Run], path: Path, title: str = "") -> None:
     """Draws the runs of a folder, the seeds of a label as one line; see ``plot_curves``.
 
-    On the left accuracy on clients' own test images, on the right that of global models on all test images. A band is
-    one standard deviation: over seeds where there are several, else over clients. Teachers have none.
+    On the left accuracy on clients' own test images, on the right the same after local training, and that of global
+    models on all test images. A band is one standard deviation: over seeds where there are several, else over clients.
+    Teachers have none.
     """
+    drawn = _drawn(runs)
+    panels = [lines for panel in _TITLES if (lines := [line for line in drawn if _panel_of(line) == panel])]
+    figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
+    figure.suptitle(title, fontsize=15, x=0.01, ha="left")
+    # The first, the clients' own images, which most come for, gets the larger part.
+    others = panels[1:]
+    grid = figure.add_gridspec(max(1, len(others)), 1 + bool(others), width_ratios=(2, 1) if others else None)
+    for lines in panels[:1]:
+        _panel(figure.add_subplot(grid[:, 0]), lines, _HEIGHT)
+    for place, lines in enumerate(others):
+        _panel(figure.add_subplot(grid[place, 1]), lines, _HEIGHT / len(others) - 30 * (len(others) - 1))
+    figure.supxlabel(_legend(drawn), fontsize=11, x=0.01, ha="left")
+    save_figure(figure, path)
+
+
+def _drawn(runs: Sequence[Run]) -> list[Drawn]:
     drawn = []
     for place, (label, group) in enumerate(by_label(runs).items()):
         method = group[0].entry.method
         for key in sorted({key for run in group for key in run.headline}, key=order):
             name = line_name(label, method, key)
             drawn.append(Drawn(curve(group, key), name, key, is_teacher(method, key), place))
-    panels = [lines for data in DATA if (lines := [line for line in drawn if line.key.data == data])]
-    figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
-    figure.suptitle(title, fontsize=15, x=0.01, ha="left")
-    # The clients' own images, which most come for, get the larger part.
-    grid = figure.add_gridspec(1, max(1, len(panels)), width_ratios=(2, 1) if len(panels) > 1 else None)
-    for place, lines in enumerate(panels):
-        _panel(figure.add_subplot(grid[place]), lines)
-    figure.supxlabel(_legend(drawn), fontsize=11, x=0.01, ha="left")
-    save_figure(figure, path)
+    return drawn
 
 
 def curve(runs: Sequence[Run], key: Key) -> Curve:
@@ -139,14 +151,18 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return [position + place * gap for place, position in enumerate(flat)]
 
 
-def _panel(axes: Axes, lines: Sequence[Drawn]) -> None:
+def _panel_of(line: Drawn) -> tuple[str, bool]:
+    return line.key.data, line.key.local
+
+
+def _panel(axes: Axes, lines: Sequence[Drawn], height: float) -> None:
     several = _seeds(lines) > 1
     for line in lines:
         # Seeds differ little, clients much: bands over clients soon cover everything, so more of them are paler. Among
         # bands over seeds, one over clients would be taken for one of them.
         banded = not line.teacher and (line.curve.seeds > 1) == several
         _draw(axes, line, banded * (0.15 if several else min(0.15, 0.4 / len(lines))))
-    title, quantity = _TITLES[lines[0].key.data]
+    title, quantity = _TITLES[_panel_of(lines[0])]
     axes.set_title(title, fontsize=13, loc="left")
     axes.set_xlabel("finished rounds", fontsize=12)
     axes.set_ylabel(quantity, fontsize=12)
@@ -157,7 +173,7 @@ def _panel(axes: Axes, lines: Sequence[Drawn]) -> None:
     axes.margins(x=0.01)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high - 5), high)
-    _names(axes, sorted(lines, key=lambda line: line.curve.accuracy[-1]))
+    _names(axes, sorted(lines, key=lambda line: line.curve.accuracy[-1]), height)
 
 
 def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
@@ -172,16 +188,16 @@ def _draw(axes: Axes, line: Drawn, alpha: float) -> None:
         axes.fill_between(done, low, high, color=line.color, alpha=alpha, linewidth=0)
 
 
-def _names(axes: Axes, lines: Sequence[Drawn]) -> None:
+def _names(axes: Axes, lines: Sequence[Drawn], height: float) -> None:
     """Writes name and last value of each line, lowest first, beside its end: a legend that needs no looking up."""
     low, high = axes.get_ylim()
-    size = max(6.0, min(11.0, _HEIGHT / len(lines) * 0.8 * _POINTS))
+    size = max(6.0, min(11.0, height / len(lines) * 0.8 * _POINTS))
     ends = [(line.curve.accuracy[-1] - low) / (high - low) for line in lines]
-    for line, end, height in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / _HEIGHT), strict=True):
+    for line, end, place in zip(lines, ends, spread(ends, 1.25 * size / _POINTS / height), strict=True):
         axes.annotate(
             f"{line.curve.accuracy[-1]:.1f}  {line.name}",
             xy=(1.0, end),
-            xytext=(1.04, height),
+            xytext=(1.04, place),
             xycoords="axes fraction",
             color=line.color,
             fontsize=size,
@@ -194,7 +210,7 @@ def _names(axes: Axes, lines: Sequence[Drawn]) -> None:
 
 def _legend(lines: Sequence[Drawn]) -> str:
     used = {_style(line) for line in lines}
-    parts = [style[1] for style in _STYLES.values() if style in used]
+    parts = [style[1] for style in _STYLES.values() if style in used and style[1]]
     parts += ["thin: teacher, a diagnostic"] if any(line.teacher for line in lines) else []
     seeds = _seeds(lines)
     band = (

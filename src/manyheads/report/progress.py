@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from manyheads.events import Event, Finished, Started, Warned
 from manyheads.report.rows import headlines
 
+_BARS = 12  # finished ones besides the one that runs: more would push it out of a terminal
+
 
 def headline(row: Mapping[str, Any]) -> str:
     """The accuracy of a line of ``rounds.jsonl``, such as ``"personal 91.23 %"``; empty without an evaluation."""
@@ -60,6 +62,8 @@ class ProgressReport:
         if isinstance(event, Finished):
             return "finished" + (f", stored in {event.folder}" if event.folder else "")
         if isinstance(event, Started):
+            for earlier in self._bars.task_ids[:-_BARS]:
+                self._bars.update(earlier, visible=False)
             task = self._bars.add_task(event.label, total=event.rounds, completed=event.done, accuracy="")
             self._tasks[event.label] = task
             return f"{event.rounds} rounds" + (f", {event.done} of them done" if event.done else "")

@@ -1,7 +1,7 @@
 """Reads run folders and picks the headline numbers out of their rows.
 
-A run folder holds ``config.toml`` and ``rounds.jsonl``. A comparison folder holds ``comparison.toml`` and one run
-folder for each method and seed: ``<method>/`` with one seed, ``<method>-seed<k>/`` with several.
+A run folder holds ``config.toml`` and ``rounds.jsonl``. A comparison folder holds ``comparison.toml``, which names its
+runs, and one run folder for each of them.
 
 Rounds are counted here as people count them: 0 is the evaluation before training, ``n`` the state after ``n`` rounds.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyheads.errors import InputError
+from manyheads.plan import FILE, Plan
 from manyheads.storage.log import read_rows
 
 Row = Mapping[str, Any]
@@ -41,14 +42,19 @@ class Key(NamedTuple):
     variant: str = ""
 
     @property
-    def group(self) -> tuple[str, str]:
-        """Numbers of one group may stand under each other: (data, average)."""
-        return self.data, self.average
+    def local(self) -> bool:
+        """Whether the model is as its local training left it; all others come after the aggregation."""
+        return self.moment == "post_local"
+
+    @property
+    def group(self) -> tuple[str, str, bool]:
+        """Numbers of one group may stand under each other: (data, average, after local training)."""
+        return self.data, self.average, self.local
 
 
 DATA = ("client test", "global test")
 MODELS = ("personal", "global")
-MOMENTS = ("post_agg", "post_adapt")
+MOMENTS = ("post_agg", "post_adapt", "post_local")
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Line:
 
 
 def is_headline(key: Key) -> bool:
-    """Whether a number belongs in the final table: after aggregation, or adapted; over clients the macro average."""
+    """Whether a number belongs in the final tables: over clients the macro average, global models as aggregated."""
     if key.data == "global test":
         return key.model == "global" and key.moment == "post_agg"
     moments = MOMENTS if key.model == "personal" else MOMENTS[:1]
@@ -137,25 +143,30 @@ def is_teacher(method: str, key: Key) -> bool:
     return method == "pfedkdh" and key.model == "global"
 
 
-def order(key: Key) -> tuple[int, str, int, str, int]:
+def order(key: Key) -> tuple[int, str, bool, int, str, int]:
     """Sorts keys: clients' images first, personal before global, plain before variants, adapted models last."""
-    return DATA.index(key.data), key.average, MODELS.index(key.model), key.variant, MOMENTS.index(key.moment)
+    return (
+        *(DATA.index(key.data), key.average, key.local),
+        MODELS.index(key.model),
+        key.variant,
+        MOMENTS.index(key.moment),
+    )
 
 
 def line_name(label: str, method: str, key: Key, full: bool = True) -> str:
     """The name of a number: the label with its variant and, in ``full``, what sets it apart from other lines.
 
-    That is "global" among the personal models, and the moment unless it is post_agg. pFedKDH has names of its own for
-    its numbers, which are used in either case: Fair and EA, from its paper, and teacher.
+    That is "global" among the personal models, and "post_adapt". pFedKDH has names of its own for its numbers, which
+    are used in either case: Fair and EA, from its paper, and teacher.
     """
     parts = [key.variant]
     if is_teacher(method, key):
         parts.append("teacher")
-    elif method == "pfedkdh":
+    elif method == "pfedkdh" and not key.local:
         parts.append({"post_agg": "Fair", "post_adapt": "EA"}[key.moment])
     elif full:
         parts.append("global" if (key.model, key.data) == ("global", "client test") else "")
-        parts.append(key.moment if key.moment != "post_agg" else "")
+        parts.append(key.moment if key.moment == "post_adapt" else "")
     extra = ", ".join(part for part in parts if part)
     return f"{label} ({extra})" if extra else label
 
@@ -183,31 +194,38 @@ def final_lines(runs: Iterable[Run]) -> list[Line]:
 def runs_of(folder: Path) -> list[RunEntry]:
     """The runs in a run folder (one) or a comparison folder: label, method, seed, path.
 
-    Methods come in the order of ``comparison.toml`` (``methods = [...]``), others after them by name.
+    Runs come in the order of ``comparison.toml``, others after them by name, the seeds of a label together.
 
     Raises:
-        InputError: The folder is missing, holds neither kind of thing, or a ``config.toml`` in it cannot be read.
+        InputError: The folder is missing, holds neither kind of thing, or a ``.toml`` file in it cannot be read.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if (folder / "config.toml").exists():
         return [_entry(folder, None)]
-    if not (folder / "comparison.toml").exists():
-        inside = sorted(path.parent for name in ("config.toml", "comparison.toml") for path in folder.glob(f"*/{name}"))
+    plan = plan_of(folder)
+    if plan is None:
+        inside = sorted(path.parent for name in ("config.toml", FILE) for path in folder.glob(f"*/{name}"))
         hint = f"; did you mean {inside[0]}?" if inside else ""
-        raise InputError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml){hint}")
-    methods = read_toml(folder / "comparison.toml").get("methods", [])
-    rank = {method: place for place, method in enumerate(methods)}
-    entries = [_entry(path.parent, re.sub(r"-seed\d+$", "", path.parent.name)) for path in folder.glob("*/config.toml")]
+        raise InputError(f"{folder}: neither a run (no config.toml) nor a comparison (no {FILE}){hint}")
+    labels = {entry.folder: entry.variant.label for entry in plan.entries()}
+    rank = {variant.label: place for place, variant in enumerate(plan.variants)}
+    paths = [path.parent for path in folder.glob("*/config.toml")]
+    entries = [_entry(path, labels.get(path.name, re.sub(r"-seed\d+$", "", path.name))) for path in paths]
     return sorted(entries, key=lambda entry: (rank.get(entry.label, len(rank)), entry.label, entry.seed))
 
 
+def plan_of(folder: Path) -> Plan | None:
+    """The plan of a comparison folder, None for any other one. Raises InputError where it cannot be read."""
+    return Plan.read(folder) if (folder / FILE).exists() else None
+
+
 def not_started(folder: Path, runs: Iterable[Run]) -> list[str]:
-    """Runs without a row: those of ``comparison.toml`` (``methods``, ``seeds``) and of the folder, in words."""
-    if not (folder / "comparison.toml").exists():
+    """Runs without a row: those that ``comparison.toml`` names and those of the folder, in words."""
+    plan = plan_of(folder)
+    if plan is None:
         return []
-    comparison = read_toml(folder / "comparison.toml")
-    wanted = [(method, seed) for method in comparison.get("methods", []) for seed in comparison.get("seeds", [])]
+    wanted = [(variant.label, seed) for variant in plan.variants for seed in plan.seeds]
     wanted += [(entry.label, entry.seed) for entry in runs_of(folder)]
     present = {(run.entry.label, run.entry.seed) for run in runs}
     return [f"{label}, seed {seed}" for label, seed in dict.fromkeys(wanted) if (label, seed) not in present]
@@ -223,7 +241,7 @@ def load_runs(folder: Path) -> list[Run]:
     runs = [Run(entry, read_rows(entry.path / "rounds.jsonl"), read_config(entry.path)) for entry in entries]
     runs = [run for run in runs if run.rows]
     if not runs:
-        missing = entries[0].path if entries else folder / "<method>"
+        missing = entries[0].path if entries else folder / "<run>"
         raise InputError(f"{folder}: nothing to show yet, no row in {missing / 'rounds.jsonl'}")
     return runs
 

@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from manyheads.errors import InputError
-from manyheads.report.rows import Run, by_label, final_lines, load_runs, not_started, order
+from manyheads.report.rows import Run, by_label, final_lines, load_runs, not_started, order, plan_of
 from manyheads.report.tables import cost_table, difference_table, final_table, in_words, traffic_median
 
 
@@ -23,28 +24,49 @@ def show(folder: Path, console: Console) -> None:
     """
     runs = load_runs(folder)
     lines = final_lines(runs)
+    plan = plan_of(folder)
+    minus = plan.minus if plan else {}
+    to_first = {line.label: lines[0].label for line in lines}
     _say(console, describe(runs), style="bold")
     for _, group in groupby(sorted(lines, key=lambda line: order(line.key)), key=lambda line: line.key.group):
         same = list(group)
-        _show(console, final_table(same))
+        _show(console, final_table(same, ranked=not minus))
         _say(console, in_words(same), style="dim")
-        _show(console, difference_table(same, lines[0].label))
+        _show(console, difference_table(same, minus or to_first, least=1 if minus else 2))
     _show(console, cost_table(runs))
-    for place, note in enumerate(notes(folder, runs)):
-        if place == 0:
+    for said, style in ((noted(runs[0]) if len(runs) == 1 else [], None), (notes(folder, runs), "yellow")):
+        if said:
             console.print()
-        _say(console, note, style="yellow")
+        for line in said:
+            _say(console, line, style)
 
 
 def describe(runs: Sequence[Run]) -> str:
-    """The experiment in a line: data, partition, model, seeds; what differs between the runs is left to the tables.
+    """The experiment in a line: data, partition, model, seeds, and the methods where the runs' labels are others.
 
     Args:
         runs: At least one, of one experiment.
     """
     seeds = sorted({run.entry.seed for run in runs})
     config = runs[0].config
-    return f"{_data_of(config)}; model {config['model']['name']}; seed{'s' * (len(seeds) > 1)} {str(seeds)[1:-1]}"
+    methods = {run.entry.method for run in runs}
+    named = f"{', '.join(sorted(methods))}; " if methods - {run.entry.label for run in runs} else ""
+    said = f"{named}{_data_of(config)}; model {config['model']['name']}"
+    return f"{said}; seed{'s' * (len(seeds) > 1)} {str(seeds)[1:-1]}"
+
+
+def noted(run: Run) -> list[str]:
+    """What the method noted of each client in the last round, such as its weight: smallest, median and largest."""
+    said = []
+    for row in [row for row in run.main if row.get("notes")][-1:]:
+        for name, of_clients in row["notes"].items():
+            low, middle, high = (f"{of(of_clients.values()):.4g}" for of in (min, median, max))
+            who = f"{len(of_clients)} client{'s' * (len(of_clients) != 1)}"
+            said.append(
+                f"{name} in round {row['round'] + 1}: {low} to {high}, median {middle}, over {who}; "
+                'all rounds and clients: rounds.jsonl, "notes"'
+            )
+    return said
 
 
 def notes(folder: Path, runs: Sequence[Run]) -> list[str]:

@@ -1,7 +1,7 @@
 """The tables of a report: final accuracy, paired differences between methods, and what a round costs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from statistics import mean, median, stdev
 
@@ -18,22 +18,27 @@ _WORDS = {
     "(macro average); client std: standard deviation over clients; worst decile: mean of the lowest tenth",
     "global test": "Accuracy on all test images together (global test), every image alike (micro average)",
 }
+_LOCAL = (
+    "The same images, mean over {}; each client's own model as its last local training left it, before the aggregation "
+    "(post_local). Not comparable with the table above."
+)
 _MOMENTS = {"post_agg": "before local training", "post_adapt": "after adaptation to the client's own train images"}
 
 
-def final_table(lines: Sequence[Line]) -> Table:
-    """Accuracy, in per cent, of lines that share data and average, the highest first.
+def final_table(lines: Sequence[Line], ranked: bool = True) -> Table:
+    """Accuracy, in per cent, of lines of one group.
 
     With several seeds: mean ± standard deviation over seeds. The spread over clients is the mean over seeds.
 
     Args:
         lines: Lines of one group (see ``Key.group``), at least one.
+        ranked: The highest first; False leaves the lines in their order.
     """
-    data, average = lines[0].key.group
+    data, average, local = lines[0].key.group
     spread = ["client\nstd", "worst\ndecile"] if data == "client test" else []
-    table = _table(f"{_TITLES[data]}, {average} average")
+    table = _table(f"{_TITLES[data]}{', after local training' if local else ''}, {average} average")
     _columns(table, "method", "model", "moment", "accuracy %", "round", "seeds", *spread, words=3)
-    for line in sorted(lines, key=lambda line: -mean(line.accuracies.values())):
+    for line in sorted(lines, key=lambda line: -mean(line.accuracies.values()) if ranked else 0):
         cells = [line_name(line.label, line.method, line.key, full=False), line.key.model, line.key.moment]
         cells += [plus_minus(list(line.accuracies.values())), f"{line.done}/{line.planned}", str(len(line.metrics))]
         cells += [_percent(line, "std"), _percent(line, "worst_decile")] if spread else []
@@ -43,7 +48,10 @@ def final_table(lines: Sequence[Line]) -> Table:
 
 def in_words(lines: Sequence[Line]) -> str:
     """Says in words what the numbers of ``final_table(lines)`` are."""
-    said = _WORDS[lines[0].key.data].format(_who([metric for line in lines for metric in line.metrics.values()]))
+    metrics = [metric for line in lines for metric in line.metrics.values()]
+    if lines[0].key.local:
+        return _LOCAL.format(_who(metrics, "those that have taken part, of the"))
+    said = _WORDS[lines[0].key.data].format(_who(metrics, "a fixed sample of the"))
     if any(len(line.metrics) > 1 for line in lines):
         said += "; ±: standard deviation over seeds"
     personal = {line.key.moment for line in lines if line.key.model == "personal"}
@@ -57,30 +65,35 @@ def in_words(lines: Sequence[Line]) -> str:
     return said + "."
 
 
-def difference_table(lines: Sequence[Line], first: str) -> Table | None:
-    """Paired differences to the label ``first``, with a 95 % t interval; None where fewer than two seeds are in common.
+def difference_table(lines: Sequence[Line], minus: Mapping[str, str], least: int = 2) -> Table | None:
+    """Paired differences between labels, with a 95 % t interval where seeds are several; None where there are none.
 
-    A line is compared with the line of ``first`` of the same moment, or with its post_agg line; with that of its
-    personal models, or else with that of its global model. Only lines that were measured after the same number of
-    rounds are compared.
+    Lines of one method are compared number by number, teachers left out. A line of another method is compared with the
+    line of the same moment, or with the post_agg line; with that of personal models, or else with that of the global
+    model. Only lines that were measured after the same number of rounds are compared.
 
     Args:
         lines: Lines of one group (see ``Key.group``).
-        first: The label to compare with.
+        minus: Label to the label that it is compared with.
+        least: How many seeds two lines must have in common.
     """
-    title = "difference, percentage points, paired by seed"
-    if any(line.key.model == "personal" for line in lines):
+    pairs = []
+    for line in lines:
+        other = _reference(line, lines, minus.get(line.label))
+        seeds = sorted(line.accuracies.keys() & other.accuracies.keys()) if other else []
+        if other and len(seeds) >= least:
+            names = [line_name(each.label, each.method, each.key) for each in (line, other)]
+            pairs.append((names, [line.accuracies[seed] - other.accuracies[seed] for seed in seeds]))
+    several = any(len(differences) > 1 for _, differences in pairs)
+    title = "difference, percentage points" + ", paired by seed" * several
+    if any(line.key.model == "personal" and not line.key.local for line in lines):
         title += "\n(personal models before local training, unless named otherwise)"
     table = _table(title)
-    _columns(table, "method", "minus", "difference", "95 % interval", "seeds")
-    for line in lines:
-        other = _reference(line, lines, first)
-        seeds = sorted(line.accuracies.keys() & other.accuracies.keys()) if other else []
-        if other and len(seeds) > 1:
-            center, low, high = paired_interval([line.accuracies[seed] - other.accuracies[seed] for seed in seeds])
-            names = [line_name(each.label, each.method, each.key) for each in (line, other)]
-            _row(table, [*names, f"{center:+.2f}", f"{low:+.2f} to {high:+.2f}", str(len(seeds))])
-    return table if table.row_count else None
+    _columns(table, "method", "minus", "difference", *["95 % interval", "seeds"] * several)
+    for names, differences in pairs:
+        spread = [_interval(differences), str(len(differences))] if several else []
+        _row(table, [*names, f"{mean(differences):+.2f}", *spread])
+    return table if pairs else None
 
 
 def cost_table(runs: Iterable[Run]) -> Table | None:
@@ -126,8 +139,18 @@ def plus_minus(values: Sequence[float]) -> str:
     return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def _reference(line: Line, lines: Sequence[Line], first: str) -> Line | None:
-    comparable = [other for other in lines if other.label == first != line.label and other.done == line.done]
+def _interval(differences: Sequence[float]) -> str:
+    if len(differences) < 2:
+        return "-"
+    _, low, high = paired_interval(differences)
+    return f"{low:+.2f} to {high:+.2f}"
+
+
+def _reference(line: Line, lines: Sequence[Line], label: str | None) -> Line | None:
+    comparable = [other for other in lines if other.label == label != line.label and other.done == line.done]
+    if any(other.method == line.method for other in comparable):
+        same = (other for other in comparable if other.key == line.key)
+        return None if is_teacher(line.method, line.key) else next(same, None)
     for moment in (line.key.moment, "post_agg"):
         at_moment = [other for other in comparable if other.key.moment == moment]
         if at_moment:
@@ -135,12 +158,12 @@ def _reference(line: Line, lines: Sequence[Line], first: str) -> Line | None:
     return None
 
 
-def _who(metrics: Sequence[Metric]) -> str:
+def _who(metrics: Sequence[Metric], some: str) -> str:
     counts = sorted({metric["clients"] for metric in metrics if "clients" in metric})
     left, whole = (max(metric.get(name, 0) for metric in metrics) for name in ("left_out", "of"))
     words = " or ".join(map(str, counts)) + " clients"
     words += f" ({left} without test images left out)" if left else ""
-    return words + (f", a fixed sample of the {whole}" if whole > max([0, *counts]) + left else "")
+    return words + (f", {some} {whole}" if whole > max([0, *counts]) + left else "")
 
 
 def _percent(line: Line, name: str) -> str:

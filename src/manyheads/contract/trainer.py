@@ -1,0 +1,93 @@
+"""What a method hands to a trainer, and what a trainer is: losses, optimizers, plans, step rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from manyheads.contract.data import Batch, Data
+from manyheads.contract.model import Model
+from manyheads.contract.tree import Part, Tree
+
+if TYPE_CHECKING:
+    from manyheads.contract.context import Context
+
+Loss = Callable[[Model, Batch], Mapping[str, Tensor]]
+Carry = TypeVar("Carry")
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Plain stochastic gradient descent.
+
+    Attributes:
+        lr: step size, > 0.
+        momentum: in [0, 1).
+        weight_decay: L2, added to the gradient.
+        clip: largest norm of the whole gradient; None leaves it as it is.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+
+Optim = SGD | Mapping[Part, SGD]
+
+
+class Grad(Protocol):
+    """The gradient of a loss at a tree, on one batch."""
+
+    def __call__(
+        self, loss: Loss, tree: Tree, b: Batch, trains: Part = ..., draw: int | None = None, /
+    ) -> tuple[Tree, Tensor]:
+        """The gradient for every trained parameter that the loss depends on, and the loss.
+
+        One dropout stream serves all calls of a step in their order. Calls with the same ``draw`` get the same masks,
+        as finite differences need.
+        """
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which samples a fit visits: numbered epochs of shuffled mini-batches, or so many steps of them.
+
+    ``phase`` names the fit in the log and in errors.
+    """
+
+    epochs: range
+    steps: int | None
+    batch: int
+    phase: str = ""
+
+
+class Trainer(Protocol):
+    """Runs what a method describes. Engines implement it; ``local.training`` is the reference."""
+
+    def model(self, tree: Tree, /) -> Model:
+        """``tree`` as a frozen model in eval mode."""
+
+    def fit(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, plan: Plan, optim: Optim, /) -> Tree:
+        """See ``Context.fit``."""
+
+    def scan(
+        self,
+        ctx: Context,
+        carry: Carry,
+        step: Callable[[Carry, Any, Grad], Carry],
+        data: Data,
+        plan: Plan,
+        width: int,
+        /,
+    ) -> Carry:
+        """See ``Context.scan``."""
+
+    def gradient(self, ctx: Context, model: Tree, loss: Loss, data: Data, trains: Part, /) -> Tree:
+        """See ``Context.gradient``."""
+
+    def rowwise(self, fn: Callable[[Tensor], Tensor], data: Data, /) -> Tensor:
+        """``fn`` of every sample's x, in large batches; ``[n, ...]``."""

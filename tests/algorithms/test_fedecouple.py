@@ -1,0 +1,357 @@
+"""FedeCouple: by hand, its invariants, and the method that it becomes without its parts."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+import toys
+from hand import CLIENTS, LR, PHI, THETA, head, run, server, softmax, trained
+
+from manyheads.algorithms.fedecouple import FedeCouple
+from manyheads.algorithms.fedrep import FedRep
+from manyheads.contract import Batch, Part, Tree, Upload
+from manyheads.errors import InputError
+
+EVERYONE = tuple([tuple(range(6))] * 3)
+
+
+# by hand: z = theta x, logits (phi_0 z, phi_1 z)
+
+
+def glf(theta, phi, images, labels, epochs, anchors, mu):
+    """Epochs of the backbone on CE against a frozen head + mu (z - anchor of the label)^2, full batch."""
+    for _ in range(epochs):
+        g = 0.0
+        for x, y in zip(images, labels, strict=True):
+            p = softmax([f * theta * x for f in phi])
+            g += sum((p[c] - (y == c)) * phi[c] * x for c in (0, 1)) / len(images)
+            g += mu * 2 * (theta * x - anchors[y]) * x / len(images)
+        theta -= LR * g
+    return theta
+
+
+def means(theta, images, labels):
+    """A client's anchors; it has at most one image a class here, so that they are features."""
+    return {y: theta * x for x, y in zip(images, labels, strict=True)}
+
+
+def shares(local, mean):
+    """n exp(-d / n), normalised; d sums over the two tensors."""
+    n = {0: 2, 1: 1}
+    d = {k: abs(theta - mean[0]) + math.dist(phi, mean[1]) for k, (theta, phi) in local.items()}
+    raw = {k: n[k] * math.exp(-d[k] / n[k]) for k in d}
+    return {k: value / sum(raw.values()) for k, value in raw.items()}
+
+
+def mixed(local, weight):
+    theta = sum(weight[k] * local[k][0] for k in local)
+    return theta, [sum(weight[k] * local[k][1][c] for k in local) for c in (0, 1)]
+
+
+def test_two_rounds_by_hand():
+    mu, low, high, t = 0.3, 0.2, 0.4, 2.0  # with two rounds the ramp is clipped to 0.2, then to 0.4
+    result = run(FedeCouple(center_weight=mu, kd_low=low, kd_high=high, temperature=t, augment=False), rounds=2)
+    (theta, phi), heads = (THETA, list(PHI)), {0: list(PHI), 1: list(PHI)}
+    for round, kd in enumerate((low, high)):
+        local = {}
+        for k, (images, labels) in CLIENTS.items():
+            anchors = means(theta, images, labels)
+            _, heads[k] = trained(theta, heads[k], images, labels, 1, body=False, teacher=phi, share=kd, t=t)
+            mine = glf(theta, phi, images, labels, 1, anchors, mu * (round > 0))
+            local[k] = glf(mine, heads[k], images, labels, 1, anchors, mu * (round > 0)), heads[k]
+        weight = shares(local, mixed(local, {0: 2 / 3, 1: 1 / 3}))
+        theta, phi = mixed(local, weight)
+        noted = result.rows[round + 1]["notes"]["weight"]
+        assert noted == {"0": pytest.approx(weight[0], rel=1e-5), "1": pytest.approx(weight[1], rel=1e-5)}
+    found_theta, found_phi = server(result)
+    assert found_theta == pytest.approx(theta, rel=1e-5)
+    assert found_phi == pytest.approx(phi, rel=1e-5)
+    for client, expected in heads.items():
+        assert head(result.private[client].head) == pytest.approx(expected, rel=1e-5)
+    assert heads[0] != pytest.approx(heads[1], rel=1e-2)
+
+
+def test_glf_first_by_hand():
+    result = run(FedeCouple(order="glf_first", kd_low=0.0, kd_high=0.0, aggregation="size", augment=False))
+    local = {}
+    for k, (images, labels) in CLIENTS.items():
+        theta = glf(THETA, PHI, images, labels, 1, {0: 0, 1: 0}, 0.0)
+        _, phi = trained(theta, PHI, images, labels, 1, body=False)
+        local[k] = glf(theta, phi, images, labels, 1, {0: 0, 1: 0}, 0.0), phi
+    theta, phi = mixed(local, {0: 2 / 3, 1: 1 / 3})
+    found_theta, found_phi = server(result)
+    assert found_theta == pytest.approx(theta, rel=1e-5)
+    assert found_phi == pytest.approx(phi, rel=1e-5)
+
+
+def samples(*values, y=0, **given):
+    """A batch of one-pixel images with constants; ``z = x`` below."""
+    x = torch.tensor(values).reshape(-1, 1)
+    return Batch(x, torch.full((len(values),), y), torch.arange(len(values)), given)
+
+
+class Heads:
+    """A model whose features are the images and whose head multiplies by two numbers."""
+
+    def __init__(self, *phi):
+        self.phi = torch.tensor(phi)
+
+    def backbone(self, x):
+        return x
+
+    def head(self, z):
+        return z * self.phi
+
+    def at(self, tree):
+        return Heads(*tree)
+
+
+@pytest.mark.parametrize(("center", "expected"), [("mse", (1 + 4 + 0 + 1) / 2 / 2), ("sum_half", (5 + 1) / 2 / 2)])
+def test_center_loss_by_hand(center, expected):
+    # features (1, 2) and (0, 1), both of class 0, whose anchor is the origin: squared distances 5 and 1 in 2 dimensions
+    b = Batch(
+        torch.tensor([[1.0, 2.0], [0.0, 1.0]]),
+        torch.zeros(2, dtype=torch.int64),
+        torch.arange(2),
+        {"anchors": torch.zeros(3, 2), "center_weight": 2.0},
+    )
+    found = FedeCouple(center=center).glf_loss(Heads(1.0, 1.0), b)["center"].item()
+    assert found == pytest.approx(2 * expected)
+
+
+def test_distillation_by_confidence_by_hand():
+    # At z = log 3, the teacher (1, 0) is (3/4, 1/4) at T = 1, and the student (0, 0) is (1/2, 1/2) at any T.
+    z, t = math.log(3), 2.0
+    b = samples(z, y=1, global_head=(1.0, 0.0), kd_weight=0.4)
+    terms = FedeCouple(dynamic="confidence", kd_high=0.4, temperature=t).gpc_loss(Heads(0.0, 0.0), b)
+    soft = softmax([z / t, 0.0])
+    kl = sum(p * math.log(p / 0.5) for p in soft)
+    assert terms["ce"].item() == pytest.approx((1 - 0.4 / 4) * math.log(2), rel=1e-5)
+    assert terms["kd"].item() == pytest.approx(0.4 / 4 * t**2 * kl, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "expected"),
+    [
+        ("ramp", [0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5]),
+        ("decay", [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4]),
+        ("const", [0.5] * 7),
+        ("confidence", [0.5] * 7),
+    ],
+)
+def test_the_weight_of_distillation_over_rounds(dynamic, expected):
+    ctx = toys.setting(FedeCouple(), train__rounds=10).client(0, 0)
+    found = [FedeCouple(dynamic=dynamic).kd_weight(replace(ctx, round=round)) for round in range(7)]
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "given", "phases"),
+    [
+        (5, {}, [("gpc", 1), ("glf_global", 2), ("glf_local", 3)]),
+        (2, {"head_epochs": 3}, [("gpc", 3), ("glf_global", 1), ("glf_local", 1)]),
+        (1, {}, [("gpc", 1), ("glf_global", 1), ("glf_local", 1)]),
+        (4, {"global_epochs": 0}, [("gpc", 1), ("glf_global", 0), ("glf_local", 4)]),
+        (4, {"order": "glf_first", "local_epochs": 1}, [("glf_global", 2), ("gpc", 1), ("glf_local", 1)]),
+    ],
+)
+def test_epochs_of_the_phases(epochs, given, phases):
+    assert FedeCouple(**given).phases(epochs) == phases
+
+
+# aggregation
+
+
+def weights(method, models: Mapping[int, tuple[float, float]], sizes: Mapping[int, float]):
+    """Weights of models of two numbers, each a tensor."""
+    ctx = toys.setting(method).server(0)
+    ctx = replace(ctx, tags={"a": frozenset({"backbone"}), "b": frozenset({"head"}), "n": frozenset({"buffer"})})
+    uploads = {
+        client: Upload(
+            model=Tree({"a": torch.tensor([a]), "b": torch.tensor([b]), "n": torch.tensor(client)}),
+            weight=sizes[client],
+        )
+        for client, (a, b) in models.items()
+    }
+    found = method.weights(uploads, ctx)
+    return {client: weight / sum(found.values()) for client, weight in found.items()}
+
+
+def test_weights_by_distance_by_hand():
+    # mean (1.5, 1): distances |0 - 1.5| + |4 - 1| = 4.5 and 0.5 + 1 = 1.5; n = 1 and 3
+    found = weights(FedeCouple(), {4: (0.0, 4.0), 7: (2.0, 0.0)}, {4: 1.0, 7: 3.0})
+    raw = {4: math.exp(-4.5), 7: 3 * math.exp(-0.5)}
+    assert found == {k: pytest.approx(value / sum(raw.values()), rel=1e-6) for k, value in raw.items()}
+
+
+def test_weights_by_cosine_by_hand():
+    # mean ((3 * 3 - 1) / 4, (3 * 1 + 1) / 4) = (2, 1): cosines 7 / sqrt(50) and -1 / sqrt(10), which counts as 0
+    found = weights(FedeCouple(aggregation="cosine"), {0: (3.0, 1.0), 1: (-1.0, 1.0)}, {0: 3.0, 1: 1.0})
+    assert found == {0: 1.0, 1: 0.0}
+    # mean (1, 1): (2, 0) and (0, 2) are equally near, whatever their sizes say
+    assert weights(FedeCouple(aggregation="cosine"), {0: (2.0, 0.0), 1: (0.0, 2.0)}, {0: 1.0, 1: 1.0}) == {
+        0: pytest.approx(0.5),
+        1: pytest.approx(0.5),
+    }
+
+
+def test_weights_by_size():
+    assert weights(FedeCouple(aggregation="size"), {0: (3.0, 1.0), 1: (9.0, 9.0)}, {0: 3.0, 1: 1.0}) == {
+        0: 0.75,
+        1: 0.25,
+    }
+
+
+def test_models_too_far_for_floating_point_still_have_weights():
+    found = weights(FedeCouple(), {0: (1e6, 0.0), 1: (-1e6, 0.0), 2: (3e6, 1.0)}, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert sum(found.values()) == pytest.approx(1)
+    assert found[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("aggregation", ["distance", "cosine", "size"])
+def test_noted_weights_are_shares(aggregation):
+    result = toys.run(FedeCouple(aggregation=aggregation))
+    for row, cohort in zip(result.rows[1:], toys.COHORTS, strict=True):
+        noted = row["notes"]["weight"]
+        assert list(noted) == [str(client) for client in cohort]
+        assert min(noted.values()) >= 0
+        assert sum(noted.values()) == pytest.approx(1)
+
+
+# invariants
+
+
+@pytest.mark.parametrize("order", ["gpc_first", "glf_first"])
+def test_each_phase_moves_only_its_part(order, monkeypatch):
+    # With momentum and weight decay, which would move a part whose gradient were only set to zero.
+    stage = toys.setting(FedeCouple(order=order), train__momentum=0.9, train__weight_decay=0.1)
+    ctx, data = stage.client(1, 1), stage.parties.train(1)
+    server = stage.algorithm.init_server(stage.server(0))
+    received = stage.algorithm.broadcast(server, 1, stage.server(1))
+    mine = received.model.part("head").map(lambda t: t + 0.1)
+    private = stage.algorithm.init_private(received, ctx).replace(head=mine)
+    seen = []
+    real = type(ctx).fit
+
+    def fit(self, model, loss, data, **how):
+        after = real(self, model, loss, data, **how)
+        seen.append((how["phase"], model, after))
+        return after
+
+    monkeypatch.setattr(type(ctx), "fit", fit)
+    update = stage.algorithm.local_update(received, private, data, ctx)
+    names = [phase for phase, _, _ in seen]
+    assert names == [phase for phase, _ in stage.algorithm.phases(2)]
+    by_phase = {phase: (before, after) for phase, before, after in seen}
+    for phase, (before, after) in by_phase.items():
+        frozen, trained = ("backbone", "head") if phase == "gpc" else ("head", "backbone")
+        assert after.part(frozen) == before.part(frozen)
+        assert after.part(trained) != before.part(trained)
+    assert by_phase["glf_global"][0].part("head") == received.model.part("head")
+    assert by_phase["gpc"][0].part("head") == mine
+    tuned = by_phase["gpc"][1].part("head")
+    assert by_phase["glf_local"][0].part("head") == tuned == update.private.head
+    assert update.upload.model == by_phase["glf_local"][1]
+    assert update.trained.tree == update.upload.model
+
+
+def test_an_upload_holds_model_and_weight_and_nothing_else(overheard):
+    toys.run(FedeCouple())
+    initial = toys.setting(FedeCouple()).network.initial
+    for data in overheard.values():
+        upload = Upload.from_bytes(data)
+        assert set(upload) == {"model", "weight"}
+        assert {name: t.shape for name, t in upload.model.items()} == {name: t.shape for name, t in initial.items()}
+
+
+def test_anchors_are_class_means_under_the_received_backbone():
+    stage = toys.setting(FedeCouple(augment=True))  # dropout and augmentation have no part in them
+    ctx, data = stage.client(1, 1), stage.parties.train(1)
+    prepared = stage.algorithm.prepared(ctx.initial, data, ctx)
+    assert len(data) == 3
+    with torch.no_grad():
+        features = ctx.model(ctx.initial).backbone(data.x(torch.arange(3)))
+    for label in range(toys.CLASSES):
+        mine = features[data.y == label]
+        expected = mine.mean(dim=0) if len(mine) else torch.zeros(features.shape[1])
+        torch.testing.assert_close(prepared.constants["anchors"][label], expected)
+    assert len(set(data.y.tolist())) < toys.CLASSES  # a class that the client lacks
+    assert "anchors" not in stage.algorithm.prepared(ctx.initial, data, stage.client(0, 1)).constants
+
+
+def test_the_loss_terms_of_all_phases_are_logged():
+    rows = toys.run(FedeCouple()).rows[1:]
+    first = {"gpc/ce", "gpc/kd", "glf_global/ce", "glf_local/ce"}
+    assert [set(row["loss"]) for row in rows] == [first, *[first | {"glf_global/center", "glf_local/center"}] * 2]
+
+
+# what it becomes
+
+
+BARE = {"center_weight": 0.0, "kd_low": 0.0, "kd_high": 0.0, "global_epochs": 0, "aggregation": "size"}
+
+
+@pytest.mark.parametrize(("head_epochs", "backbone_epochs"), [(1, 2), (2, 1)])
+def test_without_its_parts_it_is_fedrep(head_epochs, backbone_epochs):
+    method = FedeCouple(**BARE, augment=False, head_epochs=head_epochs, local_epochs=backbone_epochs)
+    fedecouple = toys.run(method, cohorts=EVERYONE)
+    fedrep = toys.run(FedRep(head_epochs=head_epochs, backbone_epochs=backbone_epochs), cohorts=EVERYONE)
+    assert fedecouple.server.model.part("backbone") == fedrep.server.model.part("backbone")
+    assert {k: kept.head for k, kept in fedecouple.private.items()} == {
+        k: kept.model.part("head") for k, kept in fedrep.private.items()
+    }
+    for moment in ("post_agg", "post_local"):
+        rows = toys.metrics(fedrep, "personal", moment)
+        assert toys.metrics(fedecouple, "personal", moment) == rows
+        assert any(rows)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"center_weight": 1.0}, {"kd_high": 0.5}, {"global_epochs": 1}, {"aggregation": "distance"}, {"augment": True}],
+    ids=str,
+)
+def test_each_part_matters(part):
+    # otherwise the test above would prove nothing
+    bare = toys.run(FedeCouple(**BARE | {"augment": False}), cohorts=EVERYONE)
+    other = toys.run(FedeCouple(**BARE | {"augment": False} | part), cohorts=EVERYONE)
+    assert other.server.model.part("backbone") != bare.server.model.part("backbone")
+
+
+def test_a_late_joiner_starts_from_the_head_that_it_receives(overheard):
+    # client 5 first takes part in the last round; with the heads left alone, it keeps what it received
+    result = toys.run(FedeCouple(head_epochs=0))
+    before = toys.run(FedeCouple(head_epochs=0), train__rounds=2, cohorts=toys.COHORTS[:2])
+    assert result.private[5].head == before.server.model.part("head")
+
+
+def test_a_head_of_its_own_learning_rate():
+    a = toys.run(FedeCouple(head_lr=0.2))  # the run's
+    assert a.server == toys.run(FedeCouple()).server
+    assert a.server != toys.run(FedeCouple(head_lr=0.1)).server
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"center": "sum"}, "unknown center 'sum'; choose one of: mse, sum_half"),
+        ({"dynamic": "rampe"}, "did you mean 'ramp'?"),
+        ({"kd_low": 0.6}, "algorithm.kd_low = 0.6, kd_high = 0.5: must be 0 <= kd_low <= kd_high <= 1"),
+        ({"temperature": 0.0}, "algorithm.temperature = 0.0: must be above 0"),
+        ({"head_lr": 0.0}, "algorithm.head_lr = 0.0: must be above 0"),
+        ({"global_epochs": -1}, "algorithm.global_epochs = -1: must be at least 0"),
+        ({"augment_magnitude": 31}, "algorithm.augment_ops = 2, augment_magnitude = 31"),
+    ],
+)
+def test_wrong_values_are_refused(values, said):
+    with pytest.raises(InputError) as error:
+        FedeCouple(**values)
+    assert said in str(error.value)
+
+
+def test_what_is_shared_and_what_is_kept():
+    ctx = toys.setting(FedeCouple()).client(0, 0)
+    assert FedeCouple().uploaded(ctx) == Part.ALL
+    assert not FedeCouple().kept(ctx).holds(frozenset({"backbone"}))

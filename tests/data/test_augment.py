@@ -1,0 +1,230 @@
+"""RandAugment: what each operation does, what is drawn, and what is left alone."""
+
+import builtins
+
+import pytest
+import torch
+import toys
+
+from manyheads.contract import Batch, Data
+from manyheads.data import augment
+from manyheads.data.augment import RandAugment
+from manyheads.errors import InputError
+
+GRAY, COLOUR = 1, 3
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pixels(channels, n=24, side=8, seed=1):
+    return torch.rand(n, channels, side, side, generator=generator(seed))
+
+
+def batch(x):
+    x = x.contiguous(memory_format=torch.channels_last)
+    return Batch(x, torch.arange(len(x)) % 3, torch.arange(len(x)), {"a": 1})
+
+
+def only(monkeypatch, *names):
+    """RandAugment that has these operations and no others."""
+    for group in ("WARPS", "PIXELS", "COLORS"):
+        monkeypatch.setattr(augment, group, tuple(name for name in getattr(augment, group) if name in names))
+
+
+def made(channels, **values):
+    return RandAugment((0.0,) * channels, (1.0,) * channels, **values)
+
+
+def changed(monkeypatch, name, x, magnitude=30, seed=0):
+    """The images of ``x`` on which the only operation fell, before and after, and the direction that it took."""
+    only(monkeypatch, name)
+    after = made(x.shape[1], ops=1, magnitude=magnitude)(batch(x), generator(seed)).x
+    rng = generator(seed)
+    hit = torch.randint(2, (1, len(x)), generator=rng)[0] == 1
+    sign = (torch.randint(2, (1, len(x)), generator=rng) * 2.0 - 1)[0]
+    assert torch.equal(after[~hit], x[~hit])  # the identity, bit for bit
+    assert hit.any()
+    assert sign[hit].unique().tolist() == [-1, 1]
+    return x[hit], after[hit], sign[hit]
+
+
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_brightness_is_a_factor(channels, monkeypatch):
+    before, after, sign = changed(monkeypatch, "brightness", pixels(channels), magnitude=10)
+    expected = (before * (1 + 0.3 * sign)[:, None, None, None]).clamp(0, 1)  # 0.9 * 10 / 30
+    torch.testing.assert_close(after, expected)
+
+
+def test_solarize_inverts_what_is_bright(monkeypatch):
+    before, after, _ = changed(monkeypatch, "solarize", pixels(GRAY), magnitude=9)
+    torch.testing.assert_close(after, torch.where(before < 0.7, before, 1 - before))
+
+
+def test_posterize_drops_bits(monkeypatch):
+    _, after, _ = changed(monkeypatch, "posterize", pixels(GRAY, n=64), magnitude=30)  # 4 of 8 bits are left
+    levels = (after * 255).round().int()
+    assert (levels % 16 == 0).all()
+    assert len(levels.unique()) == 16
+
+
+def test_auto_contrast_spreads_each_image(monkeypatch):
+    _, after, _ = changed(monkeypatch, "auto_contrast", pixels(GRAY) * 0.3 + 0.2)
+    torch.testing.assert_close(after.amin(dim=(1, 2, 3)), torch.zeros(len(after)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(after.amax(dim=(1, 2, 3)), torch.ones(len(after)), atol=1e-4, rtol=0)
+
+
+def test_contrast_pulls_to_the_mean_or_away(monkeypatch):
+    before, after, sign = changed(monkeypatch, "contrast", pixels(GRAY) * 0.1 + 0.45, magnitude=20)
+    ratio = after.std(dim=(1, 2, 3)) / before.std(dim=(1, 2, 3))
+    torch.testing.assert_close(ratio, 1 + 0.6 * sign, rtol=1e-3, atol=0)
+
+
+def test_color_leaves_the_gray_of_a_pixel(monkeypatch):
+    before, after, sign = changed(monkeypatch, "color", pixels(COLOUR) * 0.1 + 0.45, magnitude=20)
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    gray = (before * weights).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(
+        after, gray + (1 + 0.6 * sign)[:, None, None, None] * (before - gray), atol=1e-3, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["equalize", "sharpness", "contrast", "auto_contrast", "posterize", "solarize"])
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_pixel_operations_change_images_within_range(name, channels, monkeypatch):
+    before, after, _ = changed(monkeypatch, name, pixels(channels), magnitude=15)
+    assert (before != after).any()
+    assert after.min() >= 0
+    assert after.max() <= 1
+
+
+def dot(side=9):
+    """Black but for one white pixel in the middle row, two to the right of the middle."""
+    x = torch.zeros(16, 1, side, side)
+    x[:, 0, side // 2, side // 2 + 2] = 1.0
+    return x
+
+
+def centre_of_mass(x):
+    """Row and column, from the middle."""
+    side = x.shape[2]
+    place = torch.arange(side) - (side - 1) / 2
+    mass = x.sum(dim=(1, 2, 3))
+    return (x.sum(dim=3)[:, 0] * place).sum(dim=1) / mass, (x.sum(dim=2)[:, 0] * place).sum(dim=1) / mass
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column"),
+    [
+        # the dot stands at row 0, column 2; a grid that samples further right moves the image left
+        ("rotate", lambda sign: -2 * sign * 0.5, lambda sign: 2 * 3**0.5 / 2 + 0 * sign),
+        ("shear_x", lambda sign: 0 * sign, lambda sign: 2 + 0 * sign),
+        ("shear_y", lambda sign: -2 * 0.3 * sign, lambda sign: 2 + 0 * sign),
+        ("translate_x", lambda sign: 0 * sign, lambda sign: 2 - 9 * 0.15 * sign),
+        ("translate_y", lambda sign: -9 * 0.15 * sign, lambda sign: 2 + 0 * sign),
+    ],
+)
+def test_warps_move_a_dot_by_hand(name, row, column, monkeypatch):
+    magnitude = 10 if name.startswith("translate") else 30  # 15 % of the image, so that the dot stays in it
+    _, after, sign = changed(monkeypatch, name, dot(), magnitude=magnitude)
+    found_row, found_column = centre_of_mass(after)
+    torch.testing.assert_close(found_row, row(sign), atol=0.1, rtol=0)
+    torch.testing.assert_close(found_column, column(sign), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_normalised_images_are_augmented_as_pixels(channels):
+    x = pixels(channels)
+    plain = made(channels)(batch(x), generator()).x
+    mean, std = (0.3, 0.5, 0.6)[:channels], (0.2, 0.3, 0.25)[:channels]
+    m, s = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    other = RandAugment(mean, std)(batch((x - m) / s), generator()).x
+    torch.testing.assert_close(other * s + m, plain, atol=1e-2, rtol=0)  # posterize may round the other way
+    assert (plain - x).abs().mean() > 0.02
+
+
+def test_labels_and_columns_stay(monkeypatch):
+    before = batch(pixels(COLOUR))
+    kept = before.x.clone()
+    after = made(COLOUR)(before, generator())
+    assert torch.equal(before.x, kept)
+    assert torch.equal(after.y, before.y)
+    assert torch.equal(after.rows, before.rows)
+    assert after.a == 1
+    assert after.x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_stream_decides_everything():
+    x = pixels(COLOUR)
+    state = torch.get_rng_state()
+    first, again, other = (made(COLOUR)(batch(x), generator(seed)).x for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_image_is_augmented_alike_in_any_company():
+    # operations draw for each image: what falls on one does not depend on the others' pixels
+    x = pixels(COLOUR)
+    y = torch.cat([x[:1], pixels(COLOUR, seed=2)[1:]])
+    torch.testing.assert_close(
+        made(COLOUR)(batch(x), generator(3)).x[0], made(COLOUR)(batch(y), generator(3)).x[0], atol=1e-5, rtol=0
+    )
+
+
+def test_every_operation_falls_equally_often():
+    seen = {}
+    augmenter = made(COLOUR, ops=1)
+    names = ("identity", *augment.WARPS, *augment.PIXELS, *augment.COLORS)
+    assert len(names) == 14  # as many as the paper's table has
+    rng = generator()
+    for _ in range(50):
+        state = rng.get_state()
+        choice = torch.randint(14, (1, 100), generator=rng)
+        rng.set_state(state)
+        augmenter(batch(pixels(COLOUR, n=100, side=4)), rng)
+        for k in choice[0].tolist():
+            seen[k] = seen.get(k, 0) + 1
+    assert sorted(seen) == list(range(14))
+    assert max(seen.values()) < 1.5 * min(seen.values())
+
+
+def test_a_client_sees_other_images_in_every_round_and_epoch():
+    stage = toys.setting()
+    data = stage.parties.train(0)
+    shown = {}
+
+    def look(m, b):
+        shown.setdefault(key, []).append(b.x.clone())
+        return stage.algorithm.loss(m, b)
+
+    mapped = data.map(RandAugment.of(data))
+    for key in ((0, 0), (0, 1), (1, 0)):  # round, client
+        stage.client(*key).fit(stage.network.initial, look, mapped, epochs=2, batch=40)
+    again, key = shown[0, 0], (0, 0)
+    shown.clear()
+    stage.client(0, 0).fit(stage.network.initial, look, mapped, epochs=2, batch=40)
+    assert all(torch.equal(a, b) for a, b in zip(again, shown[0, 0], strict=True))
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_other_channels_are_refused(channels):
+    values = torch.zeros(3, channels, 4, 4)
+    source = toys.Values(values, (0.0,) * channels, (1.0,) * channels)
+    data = Data(source, torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(InputError, match=f"images of 1 or 3 channels, not {channels}"):
+        RandAugment.of(data)
+
+
+def test_without_kornia_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("kornia"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(augment.importlib, "import_module", missing)
+    with pytest.raises(InputError, match=r"needs kornia: pip install 'manyheads\[augment\]'"):
+        RandAugment.of(toys.data([1.0]))
