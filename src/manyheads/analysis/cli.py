@@ -18,6 +18,7 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN", help="The folders of runs.")]
 Out = Annotated[Path, typer.Option(metavar="FILE.png", help="The picture to write.")]
+Labels = Annotated[str, typer.Option(help="Names of the runs, separated by commas.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Decides every draw.")]
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def tsne(
         str, typer.Option(help="Own test images of these, as 0,1,2, each under its client's model.", show_default=False)
     ] = "",
     images: Annotated[int, typer.Option(min=1, help="How many test images at most.")] = 1500,
-    labels: Annotated[str, typer.Option(help="Names of the runs, separated by commas.", show_default=False)] = "",
+    labels: Labels = "",
     seed: Seed = 0,
 ) -> None:
     """Draw the features of test images, run beside run, on the same images.
@@ -104,11 +105,11 @@ def gradcam(
 
 
 @app.command()
-def gradients(runs: RunFolders, out: Out) -> None:
+def gradients(runs: RunFolders, out: Out, labels: Labels = "") -> None:
     """Draw the gradient norm of the clients' objectives over rounds, of runs with run.gradients = true."""
     from manyheads.analysis.gradients import plot_gradients, table
 
-    Console().print(table(plot_gradients(runs, out)))
+    Console().print(table(plot_gradients(runs, out, listed(labels))))
     typer.echo(f"wrote {out}")
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 from rich.table import Table
 
-from manyheads.analysis.figure import checked, save
+from manyheads.analysis.figure import checked, save, wrapped
 from manyheads.errors import InputError
 from manyheads.report.curves import COLORS
 from manyheads.report.rows import Run, load_runs
@@ -78,12 +78,13 @@ class Norms:
         return self.last / self.first
 
 
-def plot_gradients(folders: Sequence[Path | str], path: Path | str) -> list[Norms]:
+def plot_gradients(folders: Sequence[Path | str], path: Path | str, labels: Sequence[str] = ()) -> list[Norms]:
     """Draws the squared gradient norm over rounds, one line for each run.
 
     Args:
         folders: of runs or comparisons, run with ``run.gradients = true``.
         path: the PNG to write, 1400 by 800 pixels.
+        labels: a name for each run; by default what sets it apart.
 
     Returns:
         What is drawn, in the order of the folders.
@@ -93,8 +94,10 @@ def plot_gradients(folders: Sequence[Path | str], path: Path | str) -> list[Norm
     """
     path = checked(path)
     runs = [run for folder in folders for run in load_runs(Path(folder))]
-    title, labels = _words(runs)
-    norms = [Norms.of(run, label) for run, label in zip(runs, labels, strict=True)]
+    if labels and len(labels) != len(runs):
+        raise InputError(f"--labels: {len(labels)} labels for {len(runs)} runs; give each run one, separated by commas")
+    title, found = _words(runs)
+    norms = [Norms.of(run, label) for run, label in zip(runs, labels or found, strict=True)]
     with rc_context({"text.parse_math": False}):  # a name may hold dollar signs
         save(_drawn(norms, title), path)
     return norms
@@ -129,7 +132,7 @@ def _words(runs: Sequence[Run]) -> tuple[str, list[str]]:
 
 def _drawn(norms: Sequence[Norms], title: str) -> Figure:
     figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
-    figure.suptitle(title, fontsize=15, x=0.01, ha="left")
+    figure.suptitle(wrapped(title, figure, 15), fontsize=15, x=0.01, ha="left")
     axes = figure.add_subplot()
     for place, run in enumerate(norms):
         color, dashed = COLORS[place % len(COLORS)], place >= len(COLORS)
@@ -140,6 +143,7 @@ def _drawn(norms: Sequence[Norms], title: str) -> Figure:
         axes.plot(run.done, run.mean, color=color, linewidth=2.2, linestyle="--" if dashed else "-", label=label)
         axes.fill_between(run.done, run.low, run.high, color=color, alpha=0.15, linewidth=0)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # the default writes powers as mathematics
     axes.set_xlabel("finished rounds", fontsize=12)
     axes.set_ylabel("squared norm, mean over the round's clients", fontsize=12)
     axes.tick_params(labelsize=11)

@@ -219,12 +219,13 @@ class _Runs:
         path = self.folder / f"s{s:g}-extractor{extractor:g}-classifier{classifier:g}"
         label = f"s = {s:g}, extractor {extractor:g}, classifier {classifier:g}"
         if not (path / "config.toml").exists():
-            Experiment(self.config, dataset=self.dataset, algorithm=algorithm).run(path, self.on_event, label)
+            experiment = Experiment(self.config, dataset=self.dataset, algorithm=algorithm)
+            run = Trained(experiment, experiment.run(path, self.on_event, label))
         elif (path / "config.toml").read_text("utf-8") != self.config.to_toml():
             raise InputError(f"{path} is a run with another config; choose another folder")
         else:
             Experiment.resume(path, dataset=self.dataset, algorithm=algorithm, on_event=self.on_event, label=label)
-        run = Trained.load(path, dataset=self.dataset, algorithm=algorithm)
+            run = Trained.load(path, dataset=self.dataset, algorithm=algorithm)
         validation = float(np.nanmean(_accuracies(run, run.experiment.federation.validation)))
         dropped = sum(len(row.get("dropped", ())) for row in run.result.rows)
         return Trial(extractor, classifier, validation, _accuracies(run, run.test), dropped)
