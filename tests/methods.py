@@ -84,7 +84,7 @@ class Staged(Warm):
 class Adapter(Algorithm):
     """FedAvg with a module more, beside the backbone's features."""
 
-    def parts(self, base):
+    def parts(self, base, sizes):
         size = base["head"].in_features
         return {**base, "adapter": nn.Linear(size, size)}
 

@@ -179,8 +179,6 @@ class Experiment:
         rows = folder.rows() if folder else []
         done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in rows)
         say(Started(label, sum(stage.rounds for stage in stages), done))
-        if remark := self.algorithm.remark():
-            say(Warned(label, remark))
         schedule = [moment for moment in moments(stages) if moment.position > position]
         with one_thread():
             for index, stage in enumerate(stages):
@@ -188,6 +186,8 @@ class Experiment:
                 if not remaining:
                     continue
                 with self._rounds(index, stage) as rounds:
+                    if remark := rounds.remark():
+                        say(Warned(label, remark))
                     for moment in remaining:
                         if moment.round is None:
                             row = rounds.begin(moment, state, stage.fresh)

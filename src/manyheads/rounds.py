@@ -82,6 +82,10 @@ class Rounds:
         self._evaluated = evaluated(setting.parties.clients, setting.seed)
         self._tests = {client: setting.parties.test_rows(client) for client in self._evaluated}
 
+    def remark(self) -> str:
+        """What the method says of its hyper-parameters and this network, in a line; else ""."""
+        return self._algorithm.remark(self._setting.server(0))
+
     def begin(self, moment: Moment, state: State, fresh: bool) -> Row:
         """The server's start of the stage, and the test before training."""
         state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)

@@ -342,7 +342,7 @@ def test_a_head_of_its_own_learning_rate():
         ({"temperature": 0.0}, "algorithm.temperature = 0.0: must be above 0"),
         ({"head_lr": 0.0}, "algorithm.head_lr = 0.0: must be above 0"),
         ({"global_epochs": -1}, "algorithm.global_epochs = -1: must be at least 0"),
-        ({"augment_magnitude": 31}, "algorithm.augment_ops = 2, augment_magnitude = 31"),
+        ({"augment_magnitude": 31}, "algorithm.augment_magnitude = 31: must be in [1, 30]"),
     ],
 )
 def test_wrong_values_are_refused(values, said):

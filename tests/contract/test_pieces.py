@@ -97,7 +97,7 @@ def test_a_module_more_is_trained_and_sent(overheard):
 class Nameless(methods.Adapter):
     """The module more has no weights."""
 
-    def parts(self, base):
+    def parts(self, base, sizes):
         return {**base, "adapter": nn.Tanh()}
 
 

@@ -30,8 +30,8 @@ def test_the_base_model_changes_no_bit_of_a_method_s_modules():
 class Dropping(methods.Adapter):
     """Its own module has a dropout layer of torch."""
 
-    def parts(self, base):
-        parts = super().parts(base)
+    def parts(self, base, sizes):
+        parts = super().parts(base, sizes)
         return {**parts, "adapter": nn.Sequential(parts["adapter"], nn.Dropout(0.5))}
 
 

@@ -46,9 +46,13 @@ from manyheads.contract import (
     Tree,
     Update,
     Upload,
+    above,
+    at_least,
+    between,
+    one_of,
 )
 from manyheads.data.augment import RandAugment
-from manyheads.errors import InputError, unknown
+from manyheads.errors import InputError
 from manyheads.local.losses import ce, each_ce, each_kl, mse
 
 CHOICES = {
@@ -100,23 +104,15 @@ class FedeCouple(Algorithm):
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InputError(f"algorithm.{name}: {unknown(name, getattr(self, name), choices)}")
+            one_of(choices, self, name)
         if not 0 <= self.kd_low <= self.kd_high <= 1:
             raise InputError(
                 f"algorithm.kd_low = {self.kd_low}, kd_high = {self.kd_high}: must be 0 <= kd_low <= kd_high <= 1"
             )
-        for name in ("temperature", "head_lr"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise InputError(f"algorithm.{name} = {value}: must be above 0")
-        for name in ("head_epochs", "global_epochs", "local_epochs", "center_weight"):
-            if (getattr(self, name) or 0) < 0:
-                raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
-        if self.augment_ops < 1 or not 1 <= self.augment_magnitude <= 30:
-            raise InputError(
-                f"algorithm.augment_ops = {self.augment_ops}, augment_magnitude = {self.augment_magnitude}: "
-                "must be at least 1, and 1 to 30; algorithm.augment = false turns RandAugment off"
-            )
+        above(0, self, "temperature", "head_lr")
+        at_least(0, self, "head_epochs", "global_epochs", "local_epochs", "center_weight")
+        at_least(1, self, "augment_ops")
+        between(1, 30, self, "augment_magnitude")
 
     def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
         """Each part switched off alone; without GLF the backbone has all of its epochs against the private head."""

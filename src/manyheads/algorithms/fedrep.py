@@ -16,8 +16,7 @@ trains the head for 10 epochs and the backbone for one: ``head_epochs = 10``.
 
 from dataclasses import dataclass
 
-from manyheads.contract import Algorithm, Broadcast, ClientContext, Data, Part, PrivateState, Tree
-from manyheads.errors import InputError
+from manyheads.contract import Algorithm, Broadcast, ClientContext, Data, Part, PrivateState, Tree, at_least
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,7 @@ class FedRep(Algorithm):
     shared = Part.BACKBONE
 
     def __post_init__(self) -> None:
-        for name in ("backbone_epochs", "head_epochs"):
-            if (getattr(self, name) or 0) < 0:
-                raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
+        at_least(0, self, "backbone_epochs", "head_epochs")
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         b = self.backbone_epochs

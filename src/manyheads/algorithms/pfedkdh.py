@@ -33,7 +33,6 @@ from manyheads.contract import (
     Broadcast,
     ClientContext,
     Data,
-    Loss,
     Model,
     Part,
     Predictor,
@@ -42,8 +41,10 @@ from manyheads.contract import (
     ServerState,
     Tree,
     Upload,
+    above,
+    at_least,
+    between,
 )
-from manyheads.errors import InputError
 from manyheads.local.losses import ce, kd, squared_distance
 
 
@@ -71,15 +72,11 @@ class PFedKDH(Algorithm):
     shared = Part.BACKBONE
 
     def __post_init__(self) -> None:
-        if not 0 <= self.kd_weight <= 1:
-            raise InputError(f"algorithm.kd_weight = {self.kd_weight}: must be in [0, 1]")
-        if not self.temperature > 0:
-            raise InputError(f"algorithm.temperature = {self.temperature}: must be above 0, such as 2.0")
-        for name in ("prox_weight", "warmup_epochs", "calibration_epochs", "recalibration_epochs", "adapt_steps"):
-            if getattr(self, name) < 0:
-                raise InputError(f"algorithm.{name} = {getattr(self, name)}: must be at least 0")
+        between(0, 1, self, "kd_weight")
+        above(0, self, "temperature")
+        at_least(0, self, "prox_weight", "warmup_epochs", "calibration_epochs", "recalibration_epochs", "adapt_steps")
 
-    def remark(self) -> str:
+    def remark(self, ctx: ServerContext) -> str:
         """Without distillation and proximal term the clients do what FedPer's do."""
         return (
             "with kd_weight = 0 and prox_weight = 0 this is FedPer" if self.kd_weight == self.prox_weight == 0 else ""
@@ -120,18 +117,8 @@ class PFedKDH(Algorithm):
 
     # client room
 
-    def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
-        """Backbone and head together (Algorithm 1, line 11)."""
-        return ctx.fit(model, self.loss, self.prepared(model, received, data, ctx))
-
-    def objective(
-        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
-    ) -> tuple[Tree, Loss, Data]:
-        model = self.assemble(received, private)
-        return model, self.loss, self.prepared(model, received, data, ctx)
-
-    def prepared(self, model: Tree, received: Broadcast, data: Data, ctx: ClientContext) -> Data:
-        """The client's data with what the teacher says of it, and with the backbone that the proximal term pulls to."""
+    def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
+        """What the teacher says of the data, and the backbone that the proximal term pulls to."""
         teacher = ctx.model(model.replace(head=received.teacher_head))
         return data.with_(teacher=lambda x: self.logits(teacher, x)).given(reference=received.model.part("backbone"))
 

@@ -1,6 +1,7 @@
 """The words in which a method is written: trees, records, models, data, contexts and the algorithm itself."""
 
-from manyheads.contract.algorithm import Algorithm, Predictors, Stage, Update
+from manyheads.contract.algorithm import Algorithm, Predictors, Sizes, Stage, Update
+from manyheads.contract.checks import above, at_least, between, one_of
 from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
@@ -25,8 +26,13 @@ __all__ = [
     "PrivateState",
     "ServerContext",
     "ServerState",
+    "Sizes",
     "Stage",
     "Tree",
     "Update",
     "Upload",
+    "above",
+    "at_least",
+    "between",
+    "one_of",
 ]

@@ -54,6 +54,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What a method's own modules have to fit.
+
+    Attributes:
+        image: channels, height, width.
+        features: the length of a feature vector.
+        classes: the number of classes.
+    """
+
+    image: tuple[int, int, int]
+    features: int
+    classes: int
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A method. Its dataclass fields are its hyper-parameters; it keeps no state.
 
@@ -67,7 +82,7 @@ class Algorithm:
     shared: ClassVar[Part] = Part.ALL
     sends: ClassVar[Mapping[str, Sent]] = {}
 
-    def parts(self, base: Mapping[str, nn.Module]) -> Mapping[str, nn.Module]:
+    def parts(self, base: Mapping[str, nn.Module], sizes: Sizes) -> Mapping[str, nn.Module]:
         """The network's modules by name. A method may add or replace some."""
         return base
 
@@ -75,8 +90,8 @@ class Algorithm:
         """The phases of a run; the last one is the main stage, whose rounds are numbered from 0."""
         return [Stage(self, rounds)]
 
-    def remark(self) -> str:
-        """One line for the log where the hyper-parameters turn the method into another one; else ""."""
+    def remark(self, ctx: ServerContext) -> str:
+        """One line for the log where hyper-parameters or network turn the method into another one; else ""."""
         return ""
 
     def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
@@ -130,22 +145,35 @@ class Algorithm:
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         """Local training."""
-        return ctx.fit(model, self.loss, data)
+        return ctx.fit(model, self.loss, self.prepare(model, received, private, data, ctx))
+
+    def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
+        """The client's data with all that ``loss`` asks for; ``model`` is where training starts."""
+        return data
 
     def objective(
         self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
     ) -> tuple[Tree, Loss, Data]:
         """Where a client's round starts, and the local objective that it goes down from there: a loss over data."""
-        return self.assemble(received, private), self.loss, data
+        model = self.assemble(received, private)
+        return model, self.loss, self.prepare(model, received, private, data, ctx)
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         """A client's round: assemble, train, split into what stays and what is sent."""
         model = self.train(self.assemble(received, private), received, private, data, ctx)
+        return self.update(model, received, private, data, ctx)
+
+    def update(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
+        """A trained model, split into what stays and what is sent."""
         return Update(
             private=private.replace(model=ctx.take(model, self.kept(ctx))),
             upload=Upload(model=ctx.take(model, self.uploaded(ctx)), weight=float(len(data))),
-            trained=Predictor(model, self.logits),
+            trained=self.predictors(model, received, data, ctx),
         )
+
+    def predictors(self, model: Tree, received: Broadcast, data: Data, ctx: ClientContext) -> Predictors:
+        """How a client's model answers: in one way, or in several by variant. ``data`` is its train data."""
+        return Predictor(model, self.logits)
 
     def kept(self, ctx: Context) -> Part:
         """The part of the model that a client does not receive."""
@@ -162,9 +190,9 @@ class Algorithm:
 
         None where a client keeps nothing: there the global model is what it uses.
         """
-        return (
-            Predictor(self.assemble(received, private), self.logits) if ctx.take(ctx.initial, self.kept(ctx)) else None
-        )
+        if not ctx.take(ctx.initial, self.kept(ctx)):
+            return None
+        return self.predictors(self.assemble(received, private), received, data, ctx)
 
     def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree | None:
         """The personal model after an adaptation on train data; measured as ``post_adapt``, then dropped."""

@@ -15,6 +15,7 @@ from manyheads.contract.tree import Tree
 Column = Tensor | Callable[[Tensor], Tensor]
 Constant = Tree | Tensor | float
 Mapped = Callable[["Batch", Generator], "Batch"]
+Drawn = Callable[[int, Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,18 @@ class Source(Protocol):
 
     def __call__(self, rows: Tensor, /) -> Tensor:
         """The images ``rows``: float32 ``[len(rows), c, h, w]``, normalised."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Tensors as they are."""
+
+    values: Tensor
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.values[rows]
 
 
 class Batch:
@@ -110,6 +123,7 @@ class Data:
         columns: per sample, a tensor ``[n, ...]`` or a function of x.
         constants: the same for every sample.
         maps: random functions of a batch, applied in order at every step.
+        draws: random values per sample, drawn at every step.
     """
 
     pixels: Source
@@ -118,6 +132,12 @@ class Data:
     columns: Mapping[str, Column] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     maps: tuple[Mapped, ...] = ()
+    draws: Mapping[str, Drawn] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> Data:
+        """Samples that are no images of a data set, such as features: ``x`` ``[n, ...]``, ``y`` ``[n]``."""
+        return cls(_Given(x), torch.arange(len(y)), y)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -164,7 +184,15 @@ class Data:
         """Adds a random function of a batch, such as an augmentation. It draws from the generator that it is given."""
         return replace(self, maps=(*self.maps, fn))
 
+    def draw(self, **columns: Drawn) -> Data:
+        """Adds random values per sample, drawn anew at every step: ``fn(n, generator) -> [n, ...]``.
+
+        Unlike ``map`` it leaves x alone, so that what is computed from x once stays so.
+        """
+        self._free(columns)
+        return replace(self, draws={**self.draws, **columns})
+
     def _free(self, names: Mapping[str, Any]) -> None:
-        taken = {"x", "y", "rows", "mask", "mean", "replace", *self.columns, *self.constants}
+        taken = {"x", "y", "rows", "mask", "mean", "replace", *self.columns, *self.constants, *self.draws}
         if clash := taken & set(names):
             raise ValueError(f"the data has {sorted(clash)[0]!r} already; choose another name")

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.contract import SGD, Algorithm, ClientContext, Context, Data, ServerContext
+from manyheads.contract import SGD, Algorithm, ClientContext, Context, Data, ServerContext, Sizes
 from manyheads.contract.context import SERVER, buffer_policy
 from manyheads.contract.random import seed_of
 from manyheads.errors import InputError
@@ -108,7 +108,8 @@ class Setting:
             base = model()
             feature_dim = probe(base, parties.shape, parties.classes)
             torch.manual_seed(seed_of(seed, "init", "parts"))
-            parts = algorithm.parts(base.parts())
+            sizes = Sizes(parties.shape, feature_dim, parties.classes)
+            parts = algorithm.parts(base.parts(), sizes)
             network = Network({name: replace_dropout(part) for name, part in parts.items()})
             _check_bound(base, Network(base.parts()), parties.shape)
         return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim, gradients)

@@ -149,6 +149,8 @@ class Feed:
         for place, fn in enumerate(data.maps):
             batch = fn(batch, ctx.rng("map", place, step.epoch, step.number))
         batch = batch.replace(**{name: column(batch.x, rows) for name, column in self._columns.items()})
+        drawn = {name: fn(len(rows), ctx.rng("draw", name, step.epoch, step.number)) for name, fn in data.draws.items()}
+        batch = batch.replace(**drawn) if drawn else batch
         if self._bound is not None and self._bound.dropouts:
             self._bound.draw_from(dropout_stream(ctx, step))
         for cached in self._cached:
