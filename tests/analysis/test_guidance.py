@@ -1,4 +1,5 @@
 import csv
+import io
 from itertools import combinations
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import torch
 import toys
 from matplotlib.image import imread
+from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
@@ -275,7 +277,12 @@ def test_the_numbers_are_written(done, tmp_path):
         assert (float(row["s"]), row["guided"], row["guidance"]) == outcome[:3]
         assert float(row["test_accuracy"]) == pytest.approx(outcome.trial.test, abs=1e-6)
         assert float(row["extractor_weight"]) == outcome.trial.extractor
-    assert table(outcomes).row_count == 7
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(outcomes))
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert all(f"{100 * o.trial.test:.2f}" in told for o in outcomes if o.guidance != "tried")
+    assert told.count("classifier") == 2
     plot_guidance(outcomes, tmp_path / "g.png", config())
     assert imread(tmp_path / "g.png").shape[:2] == (800, 1400)
 

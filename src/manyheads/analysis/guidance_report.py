@@ -61,9 +61,10 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """Test accuracy in per cent, and the optimal weights, of every line over s."""
-    made = Table(title="accuracy on clients' own test images, %, mean over clients (optimal w)", title_justify="left")
-    made.add_column("guided")
-    made.add_column("guidance")
+    title = "accuracy on clients' own test images, %, mean over clients; below it the optimal w"
+    made = Table(title=title, title_justify="left")
+    made.add_column("guided", no_wrap=True)
+    made.add_column("guidance", no_wrap=True)
     found = lines(outcomes)
     for outcome in next(iter(found.values())):
         made.add_column(f"s = {outcome.s:g}", justify="right", no_wrap=True)
@@ -143,4 +144,4 @@ def _weights(outcome: Outcome) -> str:
     if outcome.guidance != "optimal":
         return ""
     used = [weight for weight in (outcome.trial.extractor, outcome.trial.classifier) if weight]
-    return f" ({', '.join(f'{weight:g}' for weight in used)})"
+    return f"\n{', '.join(f'{weight:g}' for weight in used)}"
