@@ -6,11 +6,12 @@ from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
 from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
-from manyheads.contract.trainer import SGD, Grad, Loss
+from manyheads.contract.trainer import SGD, AdamW, Grad, Loss, Optimizer
 from manyheads.contract.tree import Part, Tree
 
 __all__ = [
     "SGD",
+    "AdamW",
     "Algorithm",
     "Batch",
     "Broadcast",
@@ -20,6 +21,7 @@ __all__ = [
     "Grad",
     "Loss",
     "Model",
+    "Optimizer",
     "Part",
     "Predictor",
     "Predictors",

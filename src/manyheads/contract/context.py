@@ -82,7 +82,7 @@ class Context:
         batch: int | None = None,
         phase: str = "",
     ) -> Tree:
-        """Trains ``model`` by SGD over ``loss`` and returns it; the argument is not changed.
+        """Trains ``model`` by gradient descent over ``loss`` and returns it; the argument is not changed.
 
         Args:
             model: the tree to start from.

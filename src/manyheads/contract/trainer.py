@@ -36,7 +36,21 @@ class SGD:
     clip: float | None = None
 
 
-Optim = SGD | Mapping[Part, SGD]
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019).
+
+    Attributes:
+        lr: step size, > 0.
+        weight_decay: in each step, a parameter shrinks by ``lr * weight_decay`` of itself.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+
+
+Optimizer = SGD | AdamW
+Optim = Optimizer | Mapping[Part, Optimizer]
 
 
 class Grad(Protocol):

@@ -1,22 +1,22 @@
-"""``LocalTrainer``: SGD over a loss (``fit``) and step rules of a method's own (``scan``), in one tight loop."""
+"""``LocalTrainer``: descent over a loss (``fit``) and step rules of a method's own (``scan``), in one tight loop."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.contract.context import Context
 from manyheads.contract.data import Batch, Column, Data
 from manyheads.contract.model import Model
-from manyheads.contract.trainer import SGD, Carry, Grad, Loss, Optim, Plan
+from manyheads.contract.trainer import Carry, Grad, Loss, Optim, Plan
 from manyheads.contract.tree import Part, Tree
 from manyheads.local.network import Bound, Network, channels_last
+from manyheads.local.optim import Descent
 from manyheads.local.rows import CachedPart, RowCache
 from manyheads.local.scanning import Buffers, Gradient
 from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, total, trained_names
@@ -61,7 +61,7 @@ class LocalTrainer:
             return model
         bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
         feed = Feed(ctx, data, steps, bound)
-        groups = _groups(ctx, bound.trained, optim)
+        descent = Descent(ctx, bound.trained, optim)
         log = Log(ctx, plan.phase)
         for step in steps:
             if self._stopped():
@@ -69,7 +69,7 @@ class LocalTrainer:
             batch = feed.batch(step)
             terms = loss(bound.model, batch)
             gradients = torch.autograd.grad(log.total(terms, step), [p for _, p in bound.trained], allow_unused=True)
-            descend(groups, gradients)
+            descent.step(gradients)
         log.close()
         return bound.tree().map(lambda t: t.contiguous())
 
@@ -165,49 +165,3 @@ def _grouped(steps: list[Step], width: int) -> list[list[Step]]:
         mine = [step for step in steps if step.epoch == epoch]
         groups += [[mine[(start + k) % len(mine)] for k in range(width)] for start in range(0, len(mine), width)]
     return groups
-
-
-@dataclass
-class _Group:
-    """Parameters with one optimizer, by their place among all trained parameters, and their momentum."""
-
-    sgd: SGD
-    members: list[tuple[int, nn.Parameter]]
-    momentum: dict[int, Tensor]
-
-
-def _groups(ctx: Context, trained: list[tuple[str, nn.Parameter]], optim: Optim) -> list[_Group]:
-    choices = {Part.ALL: optim} if isinstance(optim, SGD) else dict(optim)
-    groups = [_Group(sgd, [], {}) for sgd in choices.values()]
-    for place, (name, parameter) in enumerate(trained):
-        group = next((g for part, g in zip(choices, groups, strict=True) if part.holds(ctx.tags[name])), None)
-        if group is None:
-            raise ValueError(f"no optimizer was given for {name}, which is trained")
-        group.members.append((place, parameter))
-    return groups
-
-
-@torch.no_grad()
-def descend(groups: list[_Group], gradients: tuple[Tensor | None, ...]) -> None:
-    """One step of SGD. A parameter without a gradient stays as it is: neither momentum nor decay moves it."""
-    for group in groups:
-        sgd = group.sgd
-        members = [(place, p, g) for place, p in group.members if (g := gradients[place]) is not None]
-        scale = _clipping([g for _, _, g in members], sgd.clip)
-        for place, parameter, gradient in members:
-            if scale < 1:
-                gradient = gradient * scale
-            if sgd.weight_decay:
-                gradient = gradient.add(parameter, alpha=sgd.weight_decay)
-            if sgd.momentum:
-                velocity = group.momentum.get(place)
-                gradient = gradient.clone() if velocity is None else velocity.mul_(sgd.momentum).add_(gradient)
-                group.momentum[place] = gradient
-            parameter.add_(gradient, alpha=-sgd.lr)
-
-
-def _clipping(gradients: list[Tensor], clip: float | None) -> float:
-    if clip is None or not gradients:
-        return 1.0
-    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-    return clip / norm if norm > clip else 1.0
