@@ -20,16 +20,7 @@ from manyheads.errors import InputError
 from manyheads.events import Event, Warned
 from manyheads.plan import Plan
 
-SMALL = toys.config(
-    partition__kind="iid",
-    partition__clients=3,
-    partition__min_train=2,
-    data__auxiliary=12,
-    model__name="mlp",
-    model__hidden=[4],
-    train__rounds=2,
-    train__epochs=1,
-)
+SMALL = toys.small()
 FIG_3 = ["persistent heads", "+ proximal term", "+ distillation", "+ recalibration = full"]
 PARTS = ["GLF", "GFA", "GPC", "similarity", "RandAugment"]
 

@@ -14,16 +14,7 @@ from manyheads.experiment import Experiment
 from manyheads.plan import FILE, Plan, variants
 from manyheads.result import Result
 
-SMALL = toys.config(
-    partition__kind="iid",
-    partition__clients=3,
-    partition__min_train=2,
-    data__auxiliary=12,
-    model__name="mlp",
-    model__hidden=[4],
-    train__rounds=2,
-    train__epochs=1,
-)
+SMALL = toys.small()
 ROWS = variants(
     {
         "fedavg": {"algorithm.name": "fedavg"},

@@ -90,6 +90,20 @@ def config(**values: Any) -> Config:
     return Config().with_values(base | given)
 
 
+def small() -> Config:
+    """Two rounds of three clients whose network has four hidden units."""
+    return config(
+        partition__kind="iid",
+        partition__clients=3,
+        partition__min_train=2,
+        data__auxiliary=12,
+        model__name="mlp",
+        model__hidden=[4],
+        train__rounds=2,
+        train__epochs=1,
+    )
+
+
 def experiment(
     algorithm: Algorithm | None = None, cohorts: Sequence[Sequence[int]] | None = COHORTS, **values: Any
 ) -> Experiment:

@@ -11,7 +11,7 @@ from hand import CLIENTS, LR, PHI, THETA, head, run, server, softmax, trained
 
 from manyheads.algorithms.fedecouple import FedeCouple
 from manyheads.algorithms.fedrep import FedRep
-from manyheads.contract import Batch, Part, Tree, Upload
+from manyheads.contract import Batch, Broadcast, Part, Tree, Upload
 from manyheads.errors import InputError
 
 EVERYONE = tuple([tuple(range(6))] * 3)
@@ -52,7 +52,9 @@ def mixed(local, weight):
 
 def test_two_rounds_by_hand():
     mu, low, high, t = 0.3, 0.2, 0.4, 2.0  # with two rounds the ramp is clipped to 0.2, then to 0.4
-    result = run(FedeCouple(center_weight=mu, kd_low=low, kd_high=high, temperature=t, augment=False), rounds=2)
+    result = run(
+        FedeCouple(center_weight=mu, dynamic="ramp", kd_low=low, kd_high=high, temperature=t, augment=False), rounds=2
+    )
     (theta, phi), heads = (THETA, list(PHI)), {0: list(PHI), 1: list(PHI)}
     for round, kd in enumerate((low, high)):
         local = {}
@@ -143,7 +145,7 @@ def test_distillation_by_confidence_by_hand():
 )
 def test_the_weight_of_distillation_over_rounds(dynamic, expected):
     ctx = toys.setting(FedeCouple(), train__rounds=10).client(0, 0)
-    found = [FedeCouple(dynamic=dynamic).kd_weight(replace(ctx, round=round)) for round in range(7)]
+    found = [FedeCouple(dynamic=dynamic, kd_high=0.5).kd_weight(replace(ctx, round=round)) for round in range(7)]
     assert found == pytest.approx(expected)
 
 
@@ -269,16 +271,21 @@ def test_an_upload_holds_model_and_weight_and_nothing_else(overheard):
 def test_anchors_are_class_means_under_the_received_backbone():
     stage = toys.setting(FedeCouple(augment=True))  # dropout and augmentation have no part in them
     ctx, data = stage.client(1, 1), stage.parties.train(1)
-    prepared = stage.algorithm.prepared(ctx.initial, data, ctx)
+    received = Broadcast(model=ctx.initial)
+    private = stage.algorithm.init_private(received, ctx)
+
+    def prepared(ctx):
+        return stage.algorithm.prepare(ctx.initial, received, private, data, ctx).constants
+
     assert len(data) == 3
     with torch.no_grad():
         features = ctx.model(ctx.initial).backbone(data.x(torch.arange(3)))
     for label in range(toys.CLASSES):
         mine = features[data.y == label]
         expected = mine.mean(dim=0) if len(mine) else torch.zeros(features.shape[1])
-        torch.testing.assert_close(prepared.constants["anchors"][label], expected)
+        torch.testing.assert_close(prepared(ctx)["anchors"][label], expected)
     assert len(set(data.y.tolist())) < toys.CLASSES  # a class that the client lacks
-    assert "anchors" not in stage.algorithm.prepared(ctx.initial, data, stage.client(0, 1)).constants
+    assert "anchors" not in prepared(stage.client(0, 1))
 
 
 def test_the_loss_terms_of_all_phases_are_logged():
@@ -338,7 +345,7 @@ def test_a_head_of_its_own_learning_rate():
     [
         ({"center": "sum"}, "unknown center 'sum'; choose one of: mse, sum_half"),
         ({"dynamic": "rampe"}, "did you mean 'ramp'?"),
-        ({"kd_low": 0.6}, "algorithm.kd_low = 0.6, kd_high = 0.5: must be 0 <= kd_low <= kd_high <= 1"),
+        ({"kd_low": 0.6}, "algorithm.kd_low = 0.6, kd_high = 0.25: must be 0 <= kd_low <= kd_high <= 1"),
         ({"temperature": 0.0}, "algorithm.temperature = 0.0: must be above 0"),
         ({"head_lr": 0.0}, "algorithm.head_lr = 0.0: must be above 0"),
         ({"global_epochs": -1}, "algorithm.global_epochs = -1: must be at least 0"),

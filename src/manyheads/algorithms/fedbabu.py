@@ -12,43 +12,22 @@ numbers are of the second kind.
 
 from dataclasses import dataclass
 
-from manyheads.contract import (
-    Algorithm,
-    Broadcast,
-    ClientContext,
-    Data,
-    Part,
-    PrivateState,
-    Tree,
-    at_least,
-    one_of,
-)
-
-TUNED = {"all": Part.ALL, "head": Part.HEAD}
+from manyheads.algorithms.fedavg_ft import FedAvgFT
+from manyheads.contract import Broadcast, ClientContext, Data, Part, PrivateState, Tree
 
 
 @dataclass(frozen=True)
-class FedBABU(Algorithm):
+class FedBABU(FedAvgFT):
     """A shared backbone under a random head; clients fine-tune for the test.
 
     Attributes:
         tune: what is fine-tuned, ``all`` or ``head``.
-        tune_epochs: epochs of the fine-tuning.
+        tune_epochs: epochs of the fine-tuning; None for the local epochs of the run.
+        tune_steps: so many mini-batches instead of epochs.
     """
 
-    tune: str = "all"
-    tune_epochs: int = 5
+    tune_epochs: int | None = 5
     shared = Part.BACKBONE
-
-    def __post_init__(self) -> None:
-        one_of(TUNED, self, "tune")
-        at_least(0, self, "tune_epochs")
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         return ctx.fit(model, self.loss, data, trains=Part.BACKBONE)
-
-    def adapts(self) -> Part:
-        return TUNED[self.tune]
-
-    def adapt(self, model: Tree, data: Data, ctx: ClientContext) -> Tree:
-        return ctx.fit(model, self.loss, data, trains=self.adapts(), epochs=self.tune_epochs)

@@ -27,7 +27,7 @@ from torch import Tensor
 from manyheads.algorithms.fedecouple import FedeCouple
 from manyheads.analysis.trained import Trained
 from manyheads.config import Config
-from manyheads.contract import Batch, Broadcast, ClientContext, Data, Loss, Model, PrivateState, Tree
+from manyheads.contract import Algorithm, Batch, Broadcast, ClientContext, Data, Model, PrivateState, Tree
 from manyheads.data.dataset import Dataset
 from manyheads.engines import one_thread
 from manyheads.errors import InputError
@@ -54,21 +54,14 @@ class Guided(FedeCouple):
     extractor_weight: float = 0.0
     classifier_weight: float = 0.0
 
-    def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
-        """Backbone and head together."""
-        return ctx.fit(model, self.loss, self.prepared(received.model, data, ctx))
+    train = Algorithm.train
+    objective = Algorithm.objective
 
-    def objective(
-        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
-    ) -> tuple[Tree, Loss, Data]:
-        """What ``train`` trains on."""
-        return self.assemble(received, private), self.loss, self.prepared(received.model, data, ctx)
-
-    def prepared(self, reference: Tree, data: Data, ctx: ClientContext) -> Data:
+    def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
         """The client's data with the received model's features of it, and with the received head."""
         if self.extractor_weight:
-            data = data.with_(global_features=ctx.model(reference).backbone)
-        return data.given(global_head=Tree().replace(head=reference.part("head")))
+            data = data.with_(global_features=ctx.model(received.model).backbone)
+        return data.given(global_head=Tree().replace(head=received.model.part("head")))
 
     def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
         """Cross-entropy, and guidance with the weights that are not 0."""

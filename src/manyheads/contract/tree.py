@@ -130,6 +130,7 @@ class Part:
     HEAD: ClassVar[Part]
     NORM: ClassVar[Part]
     BUFFER: ClassVar[Part]
+    PARAMETERS: ClassVar[Part]
 
     @staticmethod
     def of(tag: str) -> Part:
@@ -176,3 +177,4 @@ Part.BACKBONE = Part.of("backbone")
 Part.HEAD = Part.of("head")
 Part.NORM = Part.of("norm")
 Part.BUFFER = Part.of("buffer")
+Part.PARAMETERS = Part.ALL - Part.BUFFER
