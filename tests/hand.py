@@ -4,6 +4,7 @@ The backbone is z = theta x, the head gives the logits (phi_0 z, phi_1 z). Clien
 and 1, client 1 the image 3 with label 1, the server the image 4 with label 0.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -30,18 +31,24 @@ def linear():
     return model
 
 
-def run(algorithm, rounds=1, **values):
+def run(algorithm, rounds=1, clients=CLIENTS, **values):
+    """A run of both clients; ``clients`` gives them other images and labels."""
+
     def split(pixels, labels):
         return Split(np.array(pixels, np.uint8).reshape(-1, 1, 1, 1), np.array(labels))
 
-    data = Dataset("pixels", split([1, 2, 3, 4], [0, 1, 1, 0]), split([1, 2], [0, 1]), ("0", "1"), (0.0,), (1 / 255,))
+    def rows(start=0, end=0):
+        return np.arange(start, end, dtype=np.int64)
 
-    def rows(*some):
-        return np.array(some, np.int64)
-
-    parts = Partition((rows(0, 1), rows(2)), (rows(), rows()), (rows(0), rows(1)), rows(3))
+    held = [*clients.values(), AUXILIARY]
+    pixels, labels = (list(itertools.chain(*column)) for column in zip(*held, strict=True))
+    data = Dataset("pixels", split(pixels, labels), split([1, 2], [0, 1]), ("0", "1"), (0.0,), (1 / 255,))
+    ends = itertools.accumulate(len(images) for images, _ in held)
+    *train, auxiliary = (rows(end - len(images), end) for end, (images, _) in zip(ends, held, strict=True))
+    parts = Partition(tuple(train), (rows(), rows()), (rows(0, 1), rows(1, 2)), auxiliary)
     values = {"train__rounds": rounds, "train__epochs": 2, "train__batch": 64, "train__lr": LR, **values}
-    return toys.run(algorithm, dataset=data, partition=parts, model=linear, cohorts=[[0, 1]] * rounds, **values)
+    values = {"cohorts": [[0, 1]] * rounds, **values}
+    return toys.run(algorithm, dataset=data, partition=parts, model=linear, **values)
 
 
 def softmax(logits):

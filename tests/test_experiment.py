@@ -31,14 +31,16 @@ def test_a_run_has_a_row_before_training_and_one_a_round():
     assert [row["round"] for row in result.rows] == [-1, 0, 1, 2]
     assert [row["cohort"] for row in result.rows] == [[], *map(list, toys.COHORTS)]
     for row in result.rows:
-        kinds = {(m["model"], m["data"], m["moment"], m["average"]) for m in row["metrics"]}
+        kinds = {(m["model"], m["data"], m["moment"], m["average"]) for m in row["metrics"] if not m["variant"]}
         moments = ["post_agg", "post_adapt"] + (["post_local"] if row["round"] >= 0 else [])
         assert kinds == {
             ("global", "global test", "post_agg", "micro"),
             *(("global", "client test", "post_agg", average) for average in ("macro", "micro")),
             *(("personal", "client test", moment, average) for moment in moments for average in ("macro", "micro")),
         }
-        assert len(row["metrics"]) == len(kinds)
+        prior = [(m["model"], m["moment"], m["average"]) for m in row["metrics"] if m["variant"] == "prior"]
+        assert prior == [("personal", "post_agg", "macro"), ("personal", "post_agg", "micro")]
+        assert len(row["metrics"]) == len(kinds) + len(prior)
         if row["round"] >= 0:
             assert set(row["loss"]) == {"ce", "kd", "prox"}
             assert set(row["bytes"]["up"]) == set(row["bytes"]["down"]) == {str(k) for k in row["cohort"]}
@@ -51,7 +53,7 @@ def test_a_run_has_a_row_before_training_and_one_a_round():
 
 def test_methods_without_personal_models_measure_the_global_one():
     result = toys.run(FedAvg(), **MLP)
-    assert {m["model"] for m in result.rows[0]["metrics"]} == {"global"}
+    assert {m["model"] for m in result.rows[0]["metrics"] if not m["variant"]} == {"global"}
     assert toys.metrics(result, "personal", "post_agg") == [[]] * 4
     assert result.accuracy("global", "global test", average="micro") == next(
         m["accuracy"] for m in result.rows[-1]["metrics"] if m["data"] == "global test"

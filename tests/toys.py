@@ -132,12 +132,13 @@ def plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def metrics(result: Result, model: str, moment: str, average: str = "macro", data: str = "client test") -> list[Any]:
-    """The metric rows of one kind, round by round."""
+    """The metric rows of one kind, round by round, without those of a variant with the clients' prior."""
     return [
         [
             {k: v for k, v in m.items() if k != "moment"}
             for m in row["metrics"]
             if (m["model"], m["moment"], m["average"], m["data"]) == (model, moment, average, data)
+            and m["variant"] != "prior"
         ]
         for row in result.rows
     ]

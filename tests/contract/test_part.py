@@ -31,6 +31,7 @@ def test_operators_are_those_of_sets(a, b, tags):
 def test_named_parts(tags):
     assert Part.ALL.holds(tags)
     assert not Part.NONE.holds(tags)
+    assert Part.PARAMETERS.holds(tags) == ("buffer" not in tags)
     assert Part.BACKBONE.holds(tags) == ("backbone" in tags)
     assert (Part.BACKBONE - Part.NORM).holds(tags) == ("backbone" in tags and "norm" not in tags)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from manyheads.algorithms.fedavg import FedAvg
 from manyheads.contract import (
-    Algorithm,
     Batch,
     Broadcast,
     ClientContext,
@@ -29,7 +29,7 @@ from manyheads.local.losses import squared_distance
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(FedAvg):
     """FedAvg with clients held near the model that they received.
 
     Attributes:

@@ -46,6 +46,7 @@ from manyheads.contract import (
     between,
 )
 from manyheads.local.losses import ce, kd, squared_distance
+from manyheads.local.prior import with_prior
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,14 @@ class PFedKDH(Algorithm):
             "kd": self.kd_weight * kd(b.teacher, student, b, self.temperature),
             "prox": self.prox_weight / 2 * squared_distance(m.params.part("backbone"), b.reference),
         }
+
+    def personal(
+        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
+    ) -> Mapping[str, Predictor]:
+        """The method's answer, and the teacher's with the client's prior."""
+        model = self.assemble(received, private)
+        teacher = Predictor(model.replace(head=received.teacher_head), self.logits)
+        return {"": Predictor(model, self.logits), "prior": with_prior(teacher, data.y, ctx.classes)}
 
     def adapts(self) -> Part:
         return Part.HEAD

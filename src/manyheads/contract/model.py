@@ -40,9 +40,12 @@ class Model:
         return self._at(tree)
 
 
+Logits = Callable[[Model, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model that answers: ``logits(model, x)`` with the weights of ``tree``, shape ``[batch, classes]``."""
 
     tree: Tree
-    logits: Callable[[Model, Tensor], Tensor]
+    logits: Logits

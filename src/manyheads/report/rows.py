@@ -55,6 +55,7 @@ class Key(NamedTuple):
 DATA = ("client test", "global test")
 MODELS = ("personal", "global")
 MOMENTS = ("post_agg", "post_adapt", "post_local")
+PRIOR = "prior"  # the variant of a global model to whose logits a client's log class shares are added
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,16 @@ def headlines(row: Row) -> dict[Key, Metric]:
 
 def is_teacher(method: str, key: Key) -> bool:
     """Whether a number is no answer of its method: pFedKDH's global model only teaches the personal ones."""
-    return method == "pfedkdh" and key.model == "global"
+    return method == "pfedkdh" and (key.model == "global" or key.variant == PRIOR)
 
 
-def order(key: Key) -> tuple[int, str, bool, int, str, int]:
-    """Sorts keys: clients' images first, personal before global, plain before variants, adapted models last."""
+def order(key: Key) -> tuple[int, str, bool, bool, int, str, int]:
+    """Sorts keys: clients' images first, personal before global, plain before variants, adapted models last.
+
+    A control, a global model with a client's prior, comes behind the answers of its method.
+    """
     return (
-        *(DATA.index(key.data), key.average, key.local),
+        *(DATA.index(key.data), key.average, key.local, key.variant == PRIOR),
         MODELS.index(key.model),
         key.variant,
         MOMENTS.index(key.moment),
@@ -161,7 +165,7 @@ def line_name(label: str, method: str, key: Key, full: bool = True) -> str:
     """
     parts = [key.variant]
     if is_teacher(method, key):
-        parts.append("teacher")
+        parts.insert(0, "teacher")
     elif method == "pfedkdh" and not key.local:
         parts.append({"post_agg": "Fair", "post_adapt": "EA"}[key.moment])
     elif full:

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.report.rows import Line, Metric, Row, Run, by_label, is_teacher, line_name, order
+from manyheads.report.rows import PRIOR, Line, Metric, Row, Run, by_label, is_teacher, line_name, order
 
 _TITLES = {"client test": "clients' own test images", "global test": "all test images"}
 _WORDS = {
@@ -60,6 +60,8 @@ def in_words(lines: Sequence[Line]) -> str:
         said += ". Personal: the client's own model, " + " or ".join(moments)
     if any(line.key.model == "global" for line in lines):
         said += ". Global: the one model of all clients, as aggregated (post_agg)"
+    if any(line.key.variant == PRIOR for line in lines):
+        said += ". Prior: a global model with the log of the client's class shares added to its logits, untrained"
     if any(is_teacher(line.method, line.key) for line in lines):
         said += ". Teacher: pFedKDH's global model, a diagnostic: clients learn from it, but answer with their own"
     return said + "."

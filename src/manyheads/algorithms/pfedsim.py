@@ -1,0 +1,109 @@
+"""pFedSim.
+
+Tan, Lyu, Chen, Wang, Wu, Zhang: pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning.
+arXiv 2305.15706, 2023.
+
+After a warm-up with FedAvg every client has a head of its own, and the server mixes a backbone for each client out of
+those of all clients that it knows, by the similarity of their heads: the mean over classes of the cosine of their
+weight vectors, s. Client j's backbone counts ``-log(1 - s_ij)`` for client i.
+
+Details that matter: s is computed between clients of one round, after they have trained; it stays until both are in a
+round again, and is 0 for pairs that never were; a client's own backbone counts as one of similarity 0.9999, the largest
+there can be. At the end of the warm-up every client starts from the global model.
+
+Our decisions: the warm-up's rounds are among those of the run, so that all methods have as many; a client that has not
+taken part since its end has the global model still.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from manyheads.contract import (
+    Algorithm,
+    Broadcast,
+    Context,
+    Part,
+    Predictor,
+    ServerContext,
+    ServerState,
+    Sizes,
+    Tree,
+    Upload,
+    between,
+)
+from manyheads.errors import InputError
+
+LARGEST = 0.9999  # a similarity of 1 would count infinitely
+
+
+@dataclass(frozen=True)
+class PFedSim(Algorithm):
+    """Private heads, whose similarity decides from whom a client's backbone comes.
+
+    Attributes:
+        warmup: the share of the rounds that FedAvg gets, in [0, 1]; the last round is always the method's own.
+    """
+
+    warmup: float = 0.5
+
+    def __post_init__(self) -> None:
+        between(0, 1, self, "warmup")
+
+    def parts(self, base: Mapping[str, nn.Module], sizes: Sizes) -> Mapping[str, nn.Module]:
+        if not isinstance(base["head"], nn.Linear):
+            raise InputError(f"pFedSim compares heads of one linear layer, not of a {type(base['head']).__name__}")
+        return base
+
+    def warms_up(self, ctx: Context) -> bool:
+        """Whether a round is FedAvg's."""
+        return ctx.round < min(int(self.warmup * ctx.rounds), ctx.rounds - 1)
+
+    def kept(self, ctx: Context) -> Part:
+        """The head is kept, though it is sent as well: the server compares heads."""
+        return super().kept(ctx) | Part.HEAD
+
+    # server room
+
+    def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
+        """No backbone is stored before the warm-up has ended."""
+        return ServerState(model=ctx.initial, stored={}, similarity=torch.zeros(ctx.clients, ctx.clients))
+
+    def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:
+        """The client's own mixture of backbones; to one that has sent none, the model with which the warm-up ended."""
+        received = super().broadcast(server, client, ctx)
+        if client not in server.stored:
+            return received
+        mixture = self.mixed(server, client, ctx)
+        return received.replace(model=ctx.take(received.model, Part.BACKBONE) | mixture)
+
+    def mixed(self, server: ServerState, client: int, ctx: ServerContext) -> Tree:
+        """The mean of the stored backbones, by the similarity of their heads to the client's."""
+        weights = mixing_weights(server.similarity[client].tolist(), client)
+        uploads = {other: Upload(model=model) for other, model in server.stored.items() if weights[other] > 0}
+        return ctx.average(uploads, weight={other: weights[other] for other in uploads}).model
+
+    def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
+        """FedAvg's mean; after the warm-up the backbones of the round, and how similar its heads are."""
+        if self.warms_up(ctx):
+            return super().aggregate(server, uploads, ctx)
+        heads = {client: upload.model["head.weight"] for client, upload in uploads.items()}
+        similarity = server.similarity.clone()
+        for i, mine in heads.items():
+            for j, other in heads.items():
+                similarity[i, j] = cosine_similarity(mine, other, dim=1).mean().clamp(min=0)
+        backbones = {client: ctx.take(upload.model, Part.BACKBONE) for client, upload in uploads.items()}
+        return server.replace(stored={**server.stored, **backbones}, similarity=similarity)
+
+    def global_model(self, server: ServerState, ctx: ServerContext) -> Predictor | None:
+        """The warm-up's."""
+        return None if server.stored else Predictor(server.model, self.logits)
+
+
+def mixing_weights(similarity: list[float], own: int) -> list[float]:
+    """How much each client's backbone counts for client ``own``: ``-log(1 - s)``."""
+    return [-math.log1p(-(LARGEST if other == own else min(s, LARGEST))) for other, s in enumerate(similarity)]
