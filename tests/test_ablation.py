@@ -148,9 +148,8 @@ def test_the_command_runs_and_shows_an_ablation(command: Callable[..., Any], tmp
     assert shown in done.output
     assert shown.startswith("pfedkdh; digits; ")
     before, after = shown.split("clients' own test images, after local training")
-    assert [line.partition("  ")[0] for line in before.splitlines() if "post_agg  " in line and "personal" in line] == [
-        f"{label} (Fair)" for label in FIG_3
-    ]
+    answers = [line.partition("  ")[0] for line in before.splitlines() if "post_agg  " in line and "personal" in line]
+    assert answers == [f"{label} ({which})" for which in ("Fair", "teacher, prior") for label in FIG_3]
     steps = after.split("difference, percentage points")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in steps.splitlines()]
     assert [row[:2] for row in rows if row and row[0] in FIG_3] == [[label, above] for above, label in pairwise(FIG_3)]
@@ -161,3 +160,8 @@ def test_the_command_wants_another_method(command: Callable[..., Any]) -> None:
         command("ablate", "--method", "fedavg")
     with pytest.raises(InputError, match="unknown method 'fedecuple'; did you mean 'fedecouple'"):
         command("ablate", "--method", "fedecuple")
+
+
+def test_parts_that_are_off_are_no_rows() -> None:
+    rows = FedeCouple(global_epochs=0, head_epochs=0).ablations(2)
+    assert list(rows) == ["without GFA", "without similarity", "without RandAugment"]

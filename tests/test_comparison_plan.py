@@ -12,6 +12,12 @@ from manyheads.errors import InputError
 from manyheads.plan import FILE, Plan, variants
 
 
+def _rows(*names: str, minus: str = "") -> str:
+    """Text of variants given as label/folder; the last one has the minus."""
+    rows = ['[[variants]]\nlabel = "{}"\nfolder = "{}"\n'.format(*name.split("/")) for name in names]
+    return "seeds = [0]\n" + "".join(rows) + (f'minus = "{minus}"\n' if minus else "")
+
+
 def read(text: str, folder: Path) -> Plan:
     (folder / FILE).write_text(text, "utf-8")
     return Plan.read(folder)
@@ -69,12 +75,18 @@ def test_folders_of_earlier_versions_list_methods(tmp_path: Path) -> None:
     [
         ("methods = [", "Invalid value"),
         ('methods = ["fedper"]', "seeds: Field required"),
-        ("methods = 3\nseeds = [0]", "'int' object is not iterable"),
-        ('methods = ["../fedper"]\nseeds = [0]', "variants.0.folder: "),
-        ("variants = []\nseeds = [-1]", "seeds.0: "),
-        ('seeds = [0]\n[[variants]]\nlabel = "a"\nfolder = "/etc"', "variants.0.folder: "),
-        ('seeds = [0]\n[[variants]]\nlabel = 1\nfolder = "a"', "variants.0.label: "),
-        ('seeds = [0]\nvariant = "a"\nvariants = []', "variant: Extra inputs"),
+        ("methods = 3\nseeds = [0]", "methods = 3: must be a list of names"),
+        ('methods = "fedavg"\nseeds = [0]', "methods = 'fedavg': must be a list of names"),
+        ("methods = [3]\nseeds = [0]", "variants.0.label = 3: "),
+        ('methods = ["fedavg", "fedavg"]\nseeds = [0]', "variants.1.label = 'fedavg': must differ"),
+        ('methods = ["../fedper"]\nseeds = [0]', "variants.0.folder = '../fedper': "),
+        ("variants = []\nseeds = [-1]", "seeds.0 = -1: "),
+        ('seeds = [0]\n[[variants]]\nlabel = "a"\nfolder = "/etc"', "variants.0.folder = '/etc': "),
+        ('seeds = [0]\n[[variants]]\nlabel = 1\nfolder = "a"', "variants.0.label = 1: "),
+        ('seeds = [0]\nvariant = "a\\nb"\nvariants = []', r"variant = 'a\nb': Extra inputs"),
+        (_rows("a/a", "a/b"), "variants.1.label = 'a': must differ from those of other variants"),
+        (_rows("a/a", "b/b", "c/A"), "variants.2.folder = 'A': must differ from those of other variants"),
+        (_rows("full/a", "no GLF/b", minus="Full"), "variants.1.minus: unknown label 'Full'; did you mean 'full'?"),
     ],
 )
 def test_a_damaged_plan_is_one_line(tmp_path: Path, text: str, why: str) -> None:
@@ -82,3 +94,9 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path, text: str, why: str) -> None
         read(text, tmp_path)
     assert str(refused.value).startswith(f"{tmp_path / FILE} is damaged: {why}")
     assert "\n" not in str(refused.value)
+
+
+def test_variants_that_cannot_be_told_apart_are_refused_before_they_are_stored() -> None:
+    [row] = variants({"a": {}})
+    with pytest.raises(InputError, match=r"^variants\.1\.label = 'a': must differ"):
+        Plan(seeds=[0], variants=[row, row])

@@ -100,10 +100,10 @@ def test_a_run_uses_and_moves_no_global_generator():
 def test_no_method_uses_the_global_generators(name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = toys.run(registry.load(name)())
+    one = toys.run(toys.method(name))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    same(toys.run(registry.load(name)()), one)
+    same(toys.run(toys.method(name)), one)
 
 
 def test_a_longer_run_begins_like_a_shorter_one():

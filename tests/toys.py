@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads.algorithms import registry
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.config import Config
 from manyheads.contract import SGD, Algorithm, ClientContext, Data
@@ -102,6 +103,12 @@ def small() -> Config:
         train__rounds=2,
         train__epochs=1,
     )
+
+
+def method(name: str) -> Algorithm:
+    """A shipped method with its defaults, where these are quick."""
+    quick = {"fedfed": {"distill_rounds": 1, "channels": 2, "latent": 4}}
+    return registry.load(name)(**quick.get(name, {}))
 
 
 def experiment(

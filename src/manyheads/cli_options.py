@@ -1,4 +1,4 @@
-"""The options with which commands take a config."""
+"""The options that commands share, and how their values are read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,22 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.lr=0.1; repeatable.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the data set's files, searched with its subfolders.")]
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text such as ``a, b``; none of an empty one."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The whole numbers of a text such as ``0,1,2``; none of an empty one.
+
+    Raises:
+        InputError: a part is no whole number of at least 0.
+    """
+    if wrong := [part for part in listed(text) if not part.isdecimal()]:
+        raise InputError(f"{option}: {wrong[0]!r} is not a whole number of at least 0; write them as 0,1,2")
+    return [int(part) for part in listed(text)]
 
 
 def load_config(

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from manyheads.errors import InputError
+from manyheads.errors import InputError, unknown
 
 FILE = "comparison.toml"
 _NONE = "none"  # TOML has no null; --set writes it the same way
@@ -77,8 +77,23 @@ class Plan(_Table):
         """Folders of version 0.1.0 list methods, which are both label and folder."""
         if "methods" not in plan:
             return plan
-        variants = [{"label": name, "folder": name, "values": {"algorithm.name": name}} for name in plan["methods"]]
+        methods = plan["methods"]
+        if not isinstance(methods, list):
+            raise InputError(f"methods = {methods!r}: must be a list of names, such as ['fedavg', 'fedper']")
+        variants = [{"label": name, "folder": name, "values": {"algorithm.name": name}} for name in methods]
         return {**{key: value for key, value in plan.items() if key != "methods"}, "variants": variants}
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Self:
+        labels = [variant.label for variant in self.variants]
+        folders = [variant.folder.lower() for variant in self.variants]  # some file systems do not tell A from a
+        for place, variant in enumerate(self.variants):
+            for name, value, taken in (("label", variant.label, labels), ("folder", variant.folder, folders)):
+                if taken.index(taken[place]) < place:
+                    raise InputError(f"variants.{place}.{name} = {value!r}: must differ from those of other variants")
+            if variant.minus is not None and variant.minus not in labels:
+                raise InputError(f"variants.{place}.minus: {unknown('label', variant.minus, labels)}")
+        return self
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -87,7 +102,10 @@ class Plan(_Table):
             return cls(**tomllib.loads((folder / FILE).read_text("utf-8")))
         except ValidationError as error:
             problem = error.errors()[0]
-            why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            value = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
+            why = f"{'.'.join(map(str, problem['loc']))}{value}: {problem['msg']}"
+        except InputError as error:
+            why = str(error)
         except (OSError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
         raise InputError(f"{folder / FILE} is damaged: {why}")
@@ -122,7 +140,7 @@ def variants(values: Mapping[str, Mapping[str, Any]], minus: Mapping[str, str] |
     for label in values:
         plain = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:60] or "variant"
         tries = (plain if number == 1 else f"{plain}-{number}" for number in count(1))
-        taken = {name.lower() for name in folders}  # some file systems do not tell A from a
+        taken = {name.lower() for name in folders}  # as in Plan
         folders.append(next(name for name in tries if name.lower() not in taken))
     return [
         Variant(label=label, folder=folder, minus=(minus or {}).get(label), values=dict(of_label))

@@ -25,7 +25,6 @@ from manyheads.storage.log import read_rows
 CLIENTS, ROUNDS = 12, 3
 SMALL, LATE = 3, 11
 COHORTS = [[0, 1, 2, 3, 4, 5], [0, 3, 6, 7, 8, 9], [3, 4, 6, 8, 10, LATE]]
-OPTIONS = {"fedfed": {"distill_rounds": 1, "channels": 2, "latent": 4}}
 every_method = pytest.mark.parametrize("name", registry.names())
 
 
@@ -74,7 +73,7 @@ def experiment(name):
         "train.lr": 0.05,
         "run.engine": "serial",
         "algorithm.name": name,
-        **{f"algorithm.{key}": value for key, value in OPTIONS.get(name, {}).items()},
+        **{f"algorithm.{key}": value for key, value in vars(toys.method(name)).items()},
     }
     return Experiment(Config().with_values(values), dataset=digits(), partition=partition(), cohorts=COHORTS)
 

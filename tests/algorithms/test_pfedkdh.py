@@ -39,3 +39,11 @@ def test_the_rows_of_fig_3_add_up_to_the_method_as_configured():
 def test_calibration_epochs_out_of_range():
     with pytest.raises(InputError, match=r"^algorithm\.calibration_epochs = -1: must be at least 0"):
         registry.load("pfedkdh")(calibration_epochs=-1)
+
+
+def test_without_distillation_its_ablation_has_no_teacher():
+    method = PFedKDH(kd_weight=0.0)
+    assert list(method.ablations(2).items()) == [
+        ("persistent heads", {"kd_weight": 0.0, "prox_weight": 0.0}),
+        ("+ proximal term = full", {}),
+    ]

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.image import imread
 
 from manyheads import Config, Experiment, cli
-from manyheads.analysis import cli as analysis
+from manyheads.cli_options import numbers
 from manyheads.errors import InputError
 
 SMALL = {
@@ -97,10 +97,10 @@ def test_a_picture_that_cannot_be_written_is_refused(command: Command, tmp_path:
 
 @pytest.mark.parametrize(("text", "found"), [("", []), ("2", [2]), ("0, 1,12", [0, 1, 12])])
 def test_numbers(text: str, found: list[int]) -> None:
-    assert analysis.numbers("--clients", text) == found
+    assert numbers("--clients", text) == found
 
 
 @pytest.mark.parametrize("text", ["a", "1,", "-1", "1.5", ","])
 def test_what_is_no_number(text: str) -> None:
     with pytest.raises(InputError, match=r"^--clients: '.*' is not a whole number of at least 0; write them as 0,1,2$"):
-        analysis.numbers("--clients", text)
+        numbers("--clients", text)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import toys
 from matplotlib.image import imread
+from methods import TwoAnswers
 from torch import nn
 from torch.nn.functional import interpolate
 
@@ -164,6 +165,12 @@ def test_a_method_without_one_of_the_models_shows_the_other(
     assert one.shape[0] == two.shape[0] > 700
     assert 500 < one.shape[1] < two.shape[1] < 1000
     assert np.mean(one[..., :3].min(axis=2) < 0.99) > 0.2
+
+
+def test_a_method_of_named_variants_only_is_refused(tmp_path: Path) -> None:
+    run = trained(TwoAnswers(), train__rounds=1)
+    with pytest.raises(InputError, match=r"^Grad-CAM shows the global and the personal model, and .* has neither$"):
+        gradcam(run, 0, tmp_path / "out.png")
 
 
 def test_images_on_which_the_models_disagree_come_first() -> None:

@@ -69,6 +69,14 @@ def test_labels_tell_runs_apart(runs, tmp_path):
     assert labels[1].endswith("seed 1)")
 
 
+def test_labels_are_no_markup(runs, tmp_path):
+    label = "a [/b] [red]c"
+    called = ["gradients", str(runs / "fedavg"), "--out", str(tmp_path / "g.png"), "--labels", label]
+    done = CliRunner().invoke(app, called)
+    assert done.exit_code == 0, done.output
+    assert f" {label} " in done.output
+
+
 def test_a_run_without_norms_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match=r"without: no gradient norms in it.*--set run\.gradients=true$"):
         plot_gradients([runs / "fedper", runs / "without"], tmp_path / "a.png")

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from manyheads.algorithms.fedavg import FedAvg
-from manyheads.analysis import guidance
+from manyheads.analysis import guidance, guidance_report
 from manyheads.analysis.cli import app
-from manyheads.analysis.guidance import Guided, Trial, study
+from manyheads.analysis.guidance import Guided, Outcome, Trial, study
 from manyheads.analysis.guidance_report import plot_guidance, table, write_csv
 from manyheads.contract import Part, PrivateState, Tree
 from manyheads.data.partition import Partition
@@ -73,7 +73,7 @@ def turn(algorithm, round=1):
 
 def gradient(algorithm, trains=Part.ALL, away=True):
     received, private, data, ctx = turn(algorithm)
-    model, loss, data = algorithm.objective(received, private, data, ctx)
+    model, loss, data, _ = algorithm.objective(received, private, data, ctx)
     if away:  # where nothing has moved yet, the features are the global ones
         model = model.replace(backbone=model.part("backbone") * 1.3)
     return ctx.gradient(model, loss, data, trains)
@@ -106,7 +106,7 @@ def test_guidance_pulls_to_the_received_model():
 def test_the_loss_by_hand():
     received, private, data, ctx = turn(Guided())
     algorithm = Guided(extractor_weight=2.0, classifier_weight=3.0)
-    model, loss, data = algorithm.objective(received, private, data, ctx)
+    model, loss, data, _ = algorithm.objective(received, private, data, ctx)
     model = model.replace(backbone=model.part("backbone") * 1.3)
     seen = {}
 
@@ -265,6 +265,47 @@ def test_differences_are_paired_over_clients():
     mean, error = ours.minus(neither)
     assert mean == pytest.approx(1 / 6)
     assert error == pytest.approx((1 / 48) ** 0.5 / 3**0.5)  # the variance of 1/4, 0, 1/4 is 1/48
+
+
+@pytest.fixture
+def alone():
+    """Outcomes of a single client with test images."""
+    neither = Trial(0.0, 0.0, 0.5, np.array([0.25, np.nan]))
+    guided = Trial(1.0, 0.0, 0.5, np.array([0.75, np.nan]))
+    return [Outcome(20, "neither", "none", neither, neither), Outcome(20, "extractor", "plain", guided, neither)]
+
+
+def test_one_client_has_no_standard_error(alone, tmp_path, monkeypatch):
+    _, (*_, trial, neither) = alone
+    mean, error = trial.minus(neither)
+    assert (mean, np.isnan(error)) == (0.5, True)
+    write_csv(alone, tmp_path / "g.csv")
+    with (tmp_path / "g.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["minus_neither"], row["standard_error"]) for row in rows] == [("0.000000", ""), ("0.500000", "")]
+    drawn = []
+    monkeypatch.setattr(guidance_report, "save", lambda figure, path, option: drawn.append(figure))
+    plot_guidance(alone, tmp_path / "g.png", config())
+    [bars] = drawn[0].axes[1].containers
+    points, _, (lines,) = bars.lines
+    assert points.get_ydata().tolist() == [50]
+    assert not any(map(len, lines.get_segments()))  # bars without ends are not drawn
+    assert np.isfinite(drawn[0].axes[1].get_ylim()).all()
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_what_is_no_number_is_a_dash():
+    nothing = Trial(0.0, 0.0, 0.5, np.array([np.nan]))
+    [_, [cell]] = [list(column.cells) for column in table([Outcome(20, "neither", "none", nothing, nothing)]).columns][
+        1:
+    ]
+    assert cell == "-"
+
+
+def test_a_picture_that_cannot_be_written_names_the_folder(alone, tmp_path):
+    (tmp_path / "guidance.png").mkdir()
+    with pytest.raises(InputError, match=r"^--folder .*guidance\.png: a picture is written as PNG"):
+        plot_guidance(alone, tmp_path / "guidance.png", config())
 
 
 def test_the_numbers_are_written(done, tmp_path):

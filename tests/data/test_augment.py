@@ -1,8 +1,12 @@
 """RandAugment: what each operation does, what is drawn, and what is left alone."""
 
+from collections import Counter
+from itertools import combinations
+
 import pytest
 import torch
 import toys
+from kornia import enhance
 
 from manyheads.contract import Batch, Data
 from manyheads.data import augment
@@ -88,11 +92,47 @@ def test_color_leaves_the_gray_of_a_pixel(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_auto_contrast_leaves_a_channel_of_one_value(channels, monkeypatch):
+    flat = pixels(channels)
+    flat[:, -1] = 0.5
+    before, after, _ = changed(monkeypatch, "auto_contrast", flat)
+    assert torch.equal(after[:, -1], before[:, -1])
+    others = enhance.normalize_min_max(before[:, :-1]).clamp(0, 1) if channels == COLOUR else before[:, :-1]
+    assert torch.equal(after[:, :-1], others)  # bit for bit
+
+
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_sharpness_by_hand(channels, monkeypatch):
+    image = torch.full((3, 3), 0.25)
+    image[0, 0], image[1, 1] = 0.5, 0.75
+    _, after, sign = changed(monkeypatch, "sharpness", image.expand(16, channels, 3, 3), magnitude=20)
+    smooth = (5 * 0.75 + 0.5 + 7 * 0.25) / 13  # the middle counts five times, each pixel around it once
+    for found, way in zip(after, sign.tolist(), strict=True):
+        expected = image.clone()  # pixels at the border stay
+        expected[1, 1] = smooth + (1 + 0.6 * way) * (0.75 - smooth)
+        torch.testing.assert_close(found, expected.expand(channels, 3, 3))
+
+
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_equalize_by_hand(channels, monkeypatch):
+    # 384 pixels of level 10, 256 of 20, 256 of 30 and 128 of 40. All but the last, 896, are spread over 255 levels:
+    # 3 pixels each. The pixels darker than a level, and half a step of 1, say where it goes.
+    levels = {10: (0 + 1) // 3, 20: (384 + 1) // 3, 30: (640 + 1) // 3, 40: 255}  # (896 + 1) // 3 is too many
+    assert list(levels.values()) == [0, 128, 213, 255]
+    level = torch.tensor(list(levels)).repeat_interleave(torch.tensor([384, 256, 256, 128]))
+    level = torch.stack([level.roll(100 * channel) for channel in range(channels)]).reshape(channels, 32, 32)
+    _, after, _ = changed(monkeypatch, "equalize", ((level + 0.5) / 255).expand(16, channels, 32, 32))
+    expected = sum((level == old) * new for old, new in levels.items()) / 255
+    torch.testing.assert_close(after, expected.expand_as(after))
+
+
 @pytest.mark.parametrize("name", ["equalize", "sharpness", "contrast", "auto_contrast", "posterize", "solarize"])
 @pytest.mark.parametrize("channels", [GRAY, COLOUR])
 def test_pixel_operations_change_images_within_range(name, channels, monkeypatch):
-    before, after, _ = changed(monkeypatch, name, pixels(channels), magnitude=15)
-    assert (before != after).any()
+    x = 0.1 + 0.8 * pixels(channels, side=24)  # of fewer pixels equalize would make nothing
+    before, after, _ = changed(monkeypatch, name, x, magnitude=15)
+    assert (before - after).abs().amax(dim=(1, 2, 3)).min() > 0.01
     assert after.min() >= 0
     assert after.max() <= 1
 
@@ -162,48 +202,67 @@ def test_the_stream_decides_everything():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_image_is_augmented_alike_in_any_company():
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_an_image_is_augmented_alike_in_any_company(channels):
     # operations draw for each image: what falls on one does not depend on the others' pixels
-    x = pixels(COLOUR)
-    y = torch.cat([x[:1], pixels(COLOUR, seed=2)[1:]])
-    torch.testing.assert_close(
-        made(COLOUR)(batch(x), generator(3)).x[0], made(COLOUR)(batch(y), generator(3)).x[0], atol=1e-5, rtol=0
-    )
+    x, others = pixels(channels), pixels(channels, seed=2)
+    alone = made(channels)(batch(x), generator(3)).x
+    for place in range(len(x)):
+        mixed = others.clone()
+        mixed[place] = x[place]
+        found = made(channels)(batch(mixed), generator(3)).x[place]
+        torch.testing.assert_close(found, alone[place], atol=1e-5, rtol=0)
 
 
-def test_every_operation_falls_equally_often():
-    seen = {}
-    augmenter = made(COLOUR, ops=1)
-    names = ("identity", *augment.WARPS, *augment.PIXELS, *augment.COLORS)
-    assert len(names) == 14  # as many as the paper's table has
-    rng = generator()
-    for _ in range(50):
-        state = rng.get_state()
-        choice = torch.randint(14, (1, 100), generator=rng)
-        rng.set_state(state)
-        augmenter(batch(pixels(COLOUR, n=100, side=4)), rng)
-        for k in choice[0].tolist():
-            seen[k] = seen.get(k, 0) + 1
-    assert sorted(seen) == list(range(14))
+def outcomes(image, names):
+    """What each operation makes of an image, in each direction: names, and images of which no two are alike."""
+    said, made_of = ["identity"], [image]
+    for name in names:
+        with pytest.MonkeyPatch.context() as patch:
+            _, after, sign = changed(patch, name, image.expand(64, *image.shape), magnitude=15)
+        found = [after[sign == way][0] for way in (-1, 1)]
+        found = found[:1] if torch.equal(*found) else found
+        said += [name] * len(found)
+        made_of += found
+    flat = torch.stack(made_of).flatten(1)
+    assert (torch.cdist(flat, flat, p=float("inf")) + torch.eye(len(flat))).min() > 0.01
+    return said, flat
+
+
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_every_operation_falls_equally_often(channels):
+    names = [*augment.WARPS, *augment.PIXELS, *(augment.COLORS if channels == COLOUR else ())]
+    assert len(names) == (13 if channels == COLOUR else 12)  # with the identity, as many as the paper's table has
+    image = 0.2 + 0.6 * pixels(channels, n=1, side=24)[0]
+    said, expected = outcomes(image, names)
+    after = made(channels, ops=1, magnitude=15)(batch(image.expand(3000, *image.shape)), generator()).x
+    distance, which = torch.cdist(after.flatten(1), expected, p=float("inf")).min(dim=1)
+    assert distance.max() < 1e-4
+    seen = Counter(said[place] for place in which.tolist())
+    assert set(seen) == {"identity", *names}
     assert max(seen.values()) < 1.5 * min(seen.values())
 
 
-def test_a_client_sees_other_images_in_every_round_and_epoch():
+def test_every_step_epoch_client_and_round_draws_anew():
+    # All images are the same one, so that batches differ by what was drawn for them and by nothing else.
     stage = toys.setting()
-    data = stage.parties.train(0)
-    shown = {}
+    data = toys.data(pixels(GRAY, n=1).expand(24, 1, 8, 8).clone())
 
-    def look(m, b):
-        shown.setdefault(key, []).append(b.x.clone())
-        return stage.algorithm.loss(m, b)
+    def shown(round, client):
+        """The images of two epochs of two steps."""
+        seen = []
 
-    mapped = data.map(RandAugment.of(data))
-    for key in ((0, 0), (0, 1), (1, 0)):  # round, client
-        stage.client(*key).fit(stage.network.initial, look, mapped, epochs=2, batch=40)
-    again, key = shown[0, 0], (0, 0)
-    shown.clear()
-    stage.client(0, 0).fit(stage.network.initial, look, mapped, epochs=2, batch=40)
-    assert all(torch.equal(a, b) for a, b in zip(again, shown[0, 0], strict=True))
+        def look(m, b):
+            seen.append(b.x.clone())
+            return stage.algorithm.loss(m, b)
+
+        stage.client(round, client).fit(stage.network.initial, look, data.map(RandAugment.of(data)), epochs=2, batch=12)
+        return seen
+
+    views = [view for turn in ((0, 0), (0, 1), (1, 0)) for view in shown(*turn)]
+    assert len(views) == 12
+    assert not any(torch.equal(a, b) for a, b in combinations(views, 2))
+    assert all(torch.equal(a, b) for a, b in zip(shown(0, 0), views[:4], strict=True))
 
 
 @pytest.mark.parametrize("channels", [2, 4])
@@ -211,8 +270,14 @@ def test_other_channels_are_refused(channels):
     values = torch.zeros(3, channels, 4, 4)
     source = toys.Values(values, (0.0,) * channels, (1.0,) * channels)
     data = Data(source, torch.arange(3), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(InputError, match=f"images of 1 or 3 channels, not {channels}"):
-        RandAugment.of(data)
+    for refused in (lambda: RandAugment.of(data), lambda: RandAugment.check(channels)):
+        with pytest.raises(InputError, match=f"images of 1 or 3 channels, not {channels}"):
+            refused()
+
+
+def test_gray_and_colour_pass_the_check():
+    RandAugment.check(GRAY)
+    RandAugment.check(COLOUR)
 
 
 def test_without_kornia_it_says_what_to_install(monkeypatch):
@@ -222,3 +287,5 @@ def test_without_kornia_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(augment.importlib, "import_module", missing)
     with pytest.raises(InputError, match=r"needs kornia: pip install 'manyheads\[augment\]'"):
         RandAugment.of(toys.data([1.0]))
+    with pytest.raises(InputError, match="needs kornia"):
+        RandAugment.check(GRAY)

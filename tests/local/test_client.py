@@ -48,14 +48,15 @@ def test_a_test_changes_nothing():
     before = task.received.to_bytes(), private.to_bytes(), stage.network.initial.clone()
     first = room.evaluate(task, adapt=True)
     assert (task.received.to_bytes(), private.to_bytes(), stage.network.initial) == before
-    assert set(first) == {("", "post_agg"), ("", "post_adapt")}
+    assert set(first) == {("", "post_agg"), ("prior", "post_agg"), ("", "post_adapt")}
     assert room.evaluate(task, adapt=True) == first
-    assert set(room.evaluate(task, adapt=False)) == {("", "post_agg")}
+    assert set(room.evaluate(task, adapt=False)) == {("", "post_agg"), ("prior", "post_agg")}
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_a_round_changes_nothing_that_it_was_given(name):
-    stage = toys.setting(registry.load(name)(), model__name="resnet8", model__width=2, train__epochs=1)
+    method = toys.method(name).stages(3)[0].algorithm
+    stage = toys.setting(method, model__name="resnet8", model__width=2, train__epochs=1)
     algorithm, room, initial = stage.algorithm, ClientRoom(stage), stage.network.initial.clone()
     server, private = algorithm.init_server(stage.server(0)), None
     assert stage.network.initial == initial

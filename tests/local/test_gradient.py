@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from manyheads.algorithms.fedavg import FedAvg
+from manyheads.algorithms.fedbabu import FedBABU
 from manyheads.algorithms.fedecouple import FedeCouple
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.local_only import LocalOnly
@@ -144,11 +145,11 @@ ONE_STEP = [
 def test_a_round_goes_down_the_gradient_of_its_objective(algorithm, part):
     """One step over all images from where the round starts: it must be the one that the objective's gradient says."""
     received, private, data, ctx = start(algorithm)
-    model, loss, described = algorithm.objective(received, private, data, ctx)
-    gradient = ctx.take(ctx.gradient(model, loss, described), part)
+    objective = algorithm.objective(received, private, data, ctx)
+    gradient = ctx.take(ctx.gradient(*objective), part)
     update = algorithm.local_update(received, private, data, ctx)
-    expected = model.descend(gradient, ctx.sgd.lr)
-    assert expected != model
+    expected = objective.model.descend(gradient, ctx.sgd.lr)
+    assert expected != objective.model
     torch.testing.assert_close(dict(update.trained.tree), dict(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -177,3 +178,12 @@ def test_the_objective_of_fedecouple_by_hand():
     for round, expected in ((0, slope), (1, slope + center)):
         assert found[round]["backbone.1.weight"].item() == pytest.approx(expected, rel=1e-5)
         assert found[round]["head.weight"].flatten().tolist() == pytest.approx(heads, rel=1e-5)
+
+
+def test_what_is_not_trained_has_no_part_in_the_norm():
+    notes = toys.run(FedBABU(), train__rounds=1, cohorts=[[0]], run__gradients=True).rows[-1]["notes"]
+    stage = toys.setting(FedBABU(), train__rounds=1)
+    gradient = stage.client(0, 0).gradient(stage.network.initial, FedBABU().loss, stage.parties.train(0))
+    expected = sum(float(t.double().square().sum()) for t in gradient.part("backbone").values())
+    assert notes["squared_gradient"]["0"] == pytest.approx(expected, rel=1e-6)
+    assert any(t.abs().max() > 0 for t in gradient.part("head").values())

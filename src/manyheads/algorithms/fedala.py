@@ -28,7 +28,7 @@ from manyheads.contract import (
     ClientContext,
     Data,
     Grad,
-    Loss,
+    Objective,
     Part,
     Predictor,
     PrivateState,
@@ -63,11 +63,9 @@ class FedALA(Algorithm):
         between(0, 1, self, "share")
         at_least(1, self, "most_epochs")
 
-    def objective(
-        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
-    ) -> tuple[Tree, Loss, Data]:
+    def objective(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Objective:
         """The loss at the mixture."""
-        return self.mixed(received, private, data, ctx, first=self.most_epochs)[0], self.loss, data
+        return Objective(self.mixed(received, private, data, ctx, first=self.most_epochs)[0], self.loss, data)
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         start, weights = self.mixed(received, private, data, ctx, first=self.most_epochs)

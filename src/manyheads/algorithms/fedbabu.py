@@ -13,7 +13,7 @@ numbers are of the second kind.
 from dataclasses import dataclass
 
 from manyheads.algorithms.fedavg_ft import FedAvgFT
-from manyheads.contract import Broadcast, ClientContext, Data, Part, PrivateState, Tree
+from manyheads.contract import Broadcast, ClientContext, Data, Objective, Part, PrivateState, Tree
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,6 @@ class FedBABU(FedAvgFT):
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         return ctx.fit(model, self.loss, data, trains=Part.BACKBONE)
+
+    def objective(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Objective:
+        return super().objective(received, private, data, ctx)._replace(trains=Part.BACKBONE)

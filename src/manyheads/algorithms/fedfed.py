@@ -153,13 +153,7 @@ class Distilling(Algorithm):
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         """Each epoch: the classifier on mixed images, then generator and classifier together."""
         method = self.method
-        scale, shift = (torch.tensor(values)[:, None, None] for values in (data.std, data.mean))
-        noisy = data.given(scale=scale, shift=shift).draw(
-            latent=lambda n, rng: torch.randn(n, method.latent, generator=rng),
-            weak=self.noise(data, method.weak_noise),
-            strong=self.noise(data, method.strong_noise),
-        )
-        mixed = data.map(self.mixed)
+        mixed, noisy = data.map(self.mixed), self.prepare(model, received, private, data, ctx)
         optim: Mapping[Part, Optimizer] = {
             GENERATOR: AdamW(method.generator_lr, weight_decay=1e-6),
             CLASSIFIER: ctx.sgd,
@@ -169,6 +163,15 @@ class Distilling(Algorithm):
             model = ctx.fit(model, self.mixed_loss, mixed, trains=CLASSIFIER, epochs=one, phase="warm-up")
             model = ctx.fit(model, self.loss, noisy, epochs=one, optim=optim, phase="distillation")
         return model
+
+    def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
+        """With noise for the latent vectors and for what is left of the images."""
+        scale, shift = (torch.tensor(values)[:, None, None] for values in (data.std, data.mean))
+        return data.given(scale=scale, shift=shift).draw(
+            latent=lambda n, rng: torch.randn(n, self.method.latent, generator=rng),
+            weak=self.noise(data, self.method.weak_noise),
+            strong=self.noise(data, self.method.strong_noise),
+        )
 
     def noise(self, data: Data, strength: float) -> "Noise":
         """Noise for every pixel of every image."""

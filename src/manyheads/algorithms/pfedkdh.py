@@ -84,9 +84,11 @@ class PFedKDH(Algorithm):
         )
 
     def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
-        """The paper's Fig. 3: each row has one part more than the one above."""
-        return {
-            "persistent heads": {"kd_weight": 0.0, "prox_weight": 0.0},
+        """The paper's Fig. 3: each row has one part more than the one above; a teacher that teaches nobody is none."""
+        rows: dict[str, Mapping[str, Any]] = {"persistent heads": {"kd_weight": 0.0, "prox_weight": 0.0}}
+        if self.kd_weight == 0:
+            return rows | {"+ proximal term = full": {}}
+        return rows | {
             "+ proximal term": {"kd_weight": 0.0},
             "+ distillation": {"recalibration_epochs": 0},
             "+ recalibration = full": {},

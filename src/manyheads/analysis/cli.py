@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, load_config
+from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, listed, load_config, numbers
 from manyheads.errors import InputError
 
 app = typer.Typer(
@@ -28,18 +28,6 @@ def tracked(steps: Sequence[T], what: str) -> Iterable[T]:
     """The steps, with a bar on stderr where that is a terminal."""
     console = Console(stderr=True)
     return track(steps, what, console=console, disable=not console.is_terminal, transient=True)
-
-
-def listed(text: str) -> list[str]:
-    """The parts of a text such as ``a, b``; none of an empty one."""
-    return [part.strip() for part in text.split(",")] if text else []
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """The whole numbers of a text such as ``0,1,2``; none of an empty one."""
-    if wrong := [part for part in listed(text) if not part.isdecimal()]:
-        raise InputError(f"{option}: {wrong[0]!r} is not a whole number of at least 0; write them as 0,1,2")
-    return [int(part) for part in listed(text)]
 
 
 def shares(option: str, text: str) -> list[float]:

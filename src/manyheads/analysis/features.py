@@ -142,8 +142,8 @@ def tsne(
     Args:
         runs: at least one, all on the same data set.
         path: the PNG to write.
-        clients: whose own test images, each under its client's model. None: images of the whole test set, under the
-            backbone as aggregated last, which every client receives.
+        clients: whose own test images, each under its client's model. Where it is empty: images of the whole test set,
+            under the backbone as aggregated last, which every client receives.
         images: how many at most.
         seed: of the choice of images and of t-SNE; the same seed gives the same picture.
         labels: a name for each run; by default its method, and in what its config differs.

@@ -14,27 +14,38 @@ from manyheads.report.curves import save_figure
 from manyheads.storage.atomic import make_folder, one_line
 
 
-def checked(path: Path | str) -> Path:
+def checked(path: Path | str, option: str = "--out") -> Path:
     """The path of a picture that is to be written, its folder made; called before long work, not after it.
+
+    Args:
+        path: the PNG to write.
+        option: where a person gave it.
 
     Raises:
         InputError: it is no PNG's name, or its folder cannot be made.
     """
     path = Path(path)
     if path.suffix.lower() != ".png" or path.is_dir():
-        raise InputError(f"--out {path}: a picture is written as PNG; give a file such as {path.with_suffix('.png')}")
-    with one_line(f"--out {path}: cannot make its folder", InputError):
+        raise InputError(
+            f"{option} {path}: a picture is written as PNG; give a file such as {path.with_suffix('.png')}"
+        )
+    with one_line(f"{option} {path}: cannot make its folder", InputError):
         make_folder(path.absolute().parent)
     return path
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path, option: str = "--out") -> None:
     """Writes a figure as PNG.
+
+    Args:
+        figure: what to write.
+        path: as ``checked`` gave it.
+        option: where a person gave it.
 
     Raises:
         InputError: it cannot be written.
     """
-    with one_line(f"--out {path}: cannot be written", InputError):
+    with one_line(f"{option} {path}: cannot be written", InputError):
         save_figure(figure, path)
 
 

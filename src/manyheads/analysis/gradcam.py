@@ -79,8 +79,8 @@ def gradcam(run: Trained, client: int, path: Path | str, *, images: int = 6) -> 
         What was drawn, by ``global`` and ``personal``, where the method has such a model.
 
     Raises:
-        InputError: there is no such client, it has no test images, the network has no convolution, or captum is not
-            installed.
+        InputError: there is no such client, it has no test images, the method has neither model, the network has no
+            convolution, or captum is not installed.
     """
     path = checked(path)
     data, models = run.test(client), predictors(run, client)
@@ -94,9 +94,16 @@ def gradcam(run: Trained, client: int, path: Path | str, *, images: int = 6) -> 
 
 
 def predictors(run: Trained, client: int) -> dict[str, Predictor]:
-    """A client's models by ``global`` and ``personal``: those that the method has."""
+    """A client's models by ``global`` and ``personal``: those that the method has.
+
+    Raises:
+        InputError: it has neither.
+    """
     found = {"global": run.global_model(), "personal": run.personal(client)}
-    return {name: model for name, model in found.items() if model} or {"": run.model(client)}  # which refuses
+    models = {name: model for name, model in found.items() if model}
+    if not models:
+        raise InputError(f"Grad-CAM shows the global and the personal model, and {run.name} has neither")
+    return models
 
 
 def chosen(answers: Mapping[str, Tensor], y: Tensor, images: int) -> Choice:

@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
 from manyheads.analysis.figure import checked, save, wrapped
 from manyheads.errors import InputError
+from manyheads.evaluate import SQUARED_GRADIENT
 from manyheads.report.curves import COLORS
 from manyheads.report.rows import Run, load_runs
 from manyheads.report.summary import describe
 
-NOTE = "squared_gradient"
 ENDS = 5  # rounds at either end whose means are compared
 
 
@@ -50,10 +51,10 @@ class Norms:
         Raises:
             InputError: it has none.
         """
-        rows = [row for row in run.main if NOTE in row.get("notes", {})]
+        rows = [row for row in run.main if SQUARED_GRADIENT in row.get("notes", {})]
         if not rows:
             raise InputError(f"{run.entry.path}: no gradient norms in it; run it again with: --set run.gradients=true")
-        clients = [np.array(list(row["notes"][NOTE].values())) for row in rows]
+        clients = [np.array(list(row["notes"][SQUARED_GRADIENT].values())) for row in rows]
         low, high = np.array([np.quantile(norms, (0.25, 0.75)) for norms in clients]).T
         return cls(label, [row["round"] for row in rows], np.array([norms.mean() for norms in clients]), low, high)
 
@@ -111,7 +112,8 @@ def table(norms: Sequence[Norms]) -> Table:
         made.add_column(name, justify="right")
     for run in norms:
         rounds = f"{run.ends} and {run.ends} of {len(run.done)}"
-        made.add_row(run.label, rounds, f"{run.first:.4g}", f"{run.last:.4g}", f"{run.ratio:.3f}")
+        # Text, not str: labels may hold square brackets, which rich would take for markup.
+        made.add_row(Text(run.label), rounds, f"{run.first:.4g}", f"{run.last:.4g}", f"{run.ratio:.3f}")
     return made
 
 

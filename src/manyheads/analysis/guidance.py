@@ -15,6 +15,7 @@ choose from; for both, the two weights that were found alone; accuracy as aggreg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.algorithms.fedecouple import FedeCouple
+from manyheads.algorithms._own_head import OwnHead
 from manyheads.analysis.trained import Trained
 from manyheads.config import Config
-from manyheads.contract import Algorithm, Batch, Broadcast, ClientContext, Data, Model, PrivateState, Tree
+from manyheads.contract import Batch, Broadcast, ClientContext, Data, Model, PrivateState, Tree
 from manyheads.data.dataset import Dataset
 from manyheads.engines import one_thread
 from manyheads.errors import InputError
@@ -41,21 +42,16 @@ VALIDATION = 0.1  # of a client's images, where the config keeps none
 
 
 @dataclass(frozen=True)
-class Guided(FedeCouple):
+class Guided(OwnHead):
     """FedeCouple's exchange and private head, but joint training, guided by the received model; the mean is by size.
 
     Attributes:
-        aggregation: as in FedeCouple.
         extractor_weight: of the guidance of the backbone, at least 0.
         classifier_weight: of the guidance of the head, at least 0.
     """
 
-    aggregation: str = "size"
     extractor_weight: float = 0.0
     classifier_weight: float = 0.0
-
-    train = Algorithm.train
-    objective = Algorithm.objective
 
     def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
         """The client's data with the received model's features of it, and with the received head."""
@@ -99,10 +95,14 @@ class Trial:
         return float(np.nanmean(self.accuracies))
 
     def minus(self, other: Trial) -> tuple[float, float]:
-        """How much better it is than another trial, and the standard error over clients, which are paired."""
+        """How much better it is than another trial, and the standard error over clients, which are paired.
+
+        The standard error of a single client is not a number.
+        """
         differences = self.accuracies - other.accuracies
         spread = differences[~np.isnan(differences)]
-        return float(spread.mean()), float(spread.std(ddof=1) / np.sqrt(len(spread))) if len(spread) > 1 else 0.0
+        error = float(spread.std(ddof=1) / np.sqrt(len(spread))) if len(spread) > 1 else math.nan
+        return float(spread.mean()), error
 
 
 class Outcome(NamedTuple):

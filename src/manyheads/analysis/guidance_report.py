@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def lines(outcomes: Sequence[Outcome]) -> dict[Line, list[Outcome]]:
 
 
 def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Writes every outcome, the tried weights among them; accuracies are in [0, 1].
+    """Writes every outcome, the tried weights among them; accuracies are in [0, 1]. A cell without a number is empty.
 
     Raises:
         InputError: the file cannot be written.
@@ -54,7 +55,7 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     for s, guided, guidance, trial, neither in outcomes:
         numbers = (trial.validation, trial.test, *trial.minus(neither))
         weights = (trial.extractor, trial.classifier)
-        rows.writerow((f"{s:g}", guided, guidance, *weights, *(f"{n:.6f}" for n in numbers), trial.dropped))
+        rows.writerow((f"{s:g}", guided, guidance, *weights, *(_cell(n, 6) for n in numbers), trial.dropped))
     with one_line(f"{path}: cannot be written", InputError):
         write_bytes(path, text.getvalue().encode())
 
@@ -69,7 +70,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     for outcome in next(iter(found.values())):
         made.add_column(f"s = {outcome.s:g}", justify="right", no_wrap=True)
     for (guided, guidance), line in found.items():
-        made.add_row(guided, guidance, *(f"{100 * each.trial.test:.2f}{_weights(each)}" for each in line))
+        made.add_row(guided, guidance, *(_cell(100 * each.trial.test, 2, "-") + _weights(each) for each in line))
     return made
 
 
@@ -85,7 +86,7 @@ def plot_guidance(outcomes: Sequence[Outcome], path: Path | str, config: Config)
     Raises:
         InputError: the picture cannot be written.
     """
-    path = checked(path)
+    path = checked(path, "--folder")
     figure = Figure(figsize=(14, 8), dpi=100, layout="constrained")
     figure.suptitle(f"Guidance by the global model: {_about(config)}", fontsize=15, x=0.01, ha="left")
     left, right = figure.subplots(1, 2)
@@ -108,7 +109,7 @@ def plot_guidance(outcomes: Sequence[Outcome], path: Path | str, config: Config)
     left.legend(fontsize=11, frameon=False, handlelength=4)
     caption = _CAPTION.format(100 * kept(config)) + _diverged(found)
     figure.supxlabel(caption, fontsize=11, x=0.01, ha="left")
-    save(figure, path)
+    save(figure, path, "--folder")
 
 
 def _about(config: Config) -> str:
@@ -138,6 +139,10 @@ def _diverged(found: Mapping[Line, Sequence[Outcome]]) -> str:
         if each.trial.dropped
     ]
     return f"\nUploads that were not finite and were left out: {'; '.join(runs)}." if runs else ""
+
+
+def _cell(number: float, digits: int, missing: str = "") -> str:
+    return missing if math.isnan(number) else f"{number:.{digits}f}"
 
 
 def _weights(outcome: Outcome) -> str:

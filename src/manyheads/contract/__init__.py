@@ -1,6 +1,6 @@
 """The words in which a method is written: trees, records, models, data, contexts and the algorithm itself."""
 
-from manyheads.contract.algorithm import Algorithm, Predictors, Sizes, Stage, Update
+from manyheads.contract.algorithm import Algorithm, Objective, Predictors, Sizes, Stage, Update
 from manyheads.contract.checks import above, at_least, between, one_of
 from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
@@ -21,6 +21,7 @@ __all__ = [
     "Grad",
     "Loss",
     "Model",
+    "Objective",
     "Optimizer",
     "Part",
     "Predictor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -34,6 +34,22 @@ class Update:
     private: PrivateState
     upload: Upload
     trained: Predictors | None = None
+
+
+class Objective(NamedTuple):
+    """A local objective and a point on it.
+
+    Attributes:
+        model: the point.
+        loss: named terms, summed.
+        data: what it is a mean over.
+        trains: what of the model is trained.
+    """
+
+    model: Tree
+    loss: Loss
+    data: Data
+    trains: Part = Part.ALL
 
 
 @dataclass(frozen=True)
@@ -151,12 +167,13 @@ class Algorithm:
         """The client's data with all that ``loss`` asks for; ``model`` is where training starts."""
         return data
 
-    def objective(
-        self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext
-    ) -> tuple[Tree, Loss, Data]:
-        """Where a client's round starts, and the local objective that it goes down from there: a loss over data."""
+    def objective(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Objective:
+        """Where a client's round starts, and the local objective that it goes down from there: a loss over data.
+
+        Where a client trains a model of its own beside the shared one, as Ditto's does, it is the shared one's.
+        """
         model = self.assemble(received, private)
-        return model, self.loss, self.prepare(model, received, private, data, ctx)
+        return Objective(model, self.loss, self.prepare(model, received, private, data, ctx))
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         """A client's round: assemble, train, split into what stays and what is sent."""

@@ -135,8 +135,9 @@ class Context:
         """The gradient of ``loss`` over all of ``data``, for every parameter of ``trains`` that is not frozen.
 
         Everything runs in eval mode: no dropout, BatchNorm with its running statistics, which stay as they are. Maps
-        (augmentation) are left out, so nothing is random. Large data is taken in pieces, each with the weight of its
-        samples: every term of the loss must be a mean over the batch, or the same for every batch, as a proximal term.
+        (augmentation) are left out; values that the data draws are drawn once, from this round's streams. Large data
+        is taken in pieces, each with the weight of its samples: every term of the loss must be a mean over the batch,
+        or the same for every batch, as a proximal term.
         """
         return self.trainer.gradient(self, model, loss, data, trains)
 

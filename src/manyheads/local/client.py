@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from manyheads.contract import Broadcast, Predictor, Predictors, PrivateState
 from manyheads.contract.wire import check_upload
 from manyheads.errors import RunError
+from manyheads.evaluate import SQUARED_GRADIENT
 from manyheads.local.setting import Setting
 from manyheads.local.testing import Tester
 
@@ -62,7 +63,7 @@ class ClientRoom:
         private = algorithm.init_private(task.received, ctx) if task.private is None else task.private
         try:
             if self._setting.gradients:
-                ctx.note("squared_gradient", self._squared_gradient(task, private))
+                ctx.note(SQUARED_GRADIENT, self._squared_gradient(task, private))
             update = algorithm.local_update(task.received, private, self._setting.parties.train(task.client), ctx)
         except RunError as error:
             return Reply(task.client, b"", private, {}, {}, str(error))
@@ -87,8 +88,8 @@ class ClientRoom:
         """The squared norm of the gradient of the local objective, over all that is trained, where the round starts."""
         ctx = self._setting.client(task.round, task.client)  # one of its own: what is measured leaves no trace
         train = self._setting.parties.train(task.client)
-        model, loss, data = self._setting.algorithm.objective(task.received, private, train, ctx)
-        return sum(float(gradient.double().square().sum()) for gradient in ctx.gradient(model, loss, data).values())
+        objective = self._setting.algorithm.objective(task.received, private, train, ctx)
+        return sum(float(gradient.double().square().sum()) for gradient in ctx.gradient(*objective).values())
 
     def _correct(self, client: int, predictors: Predictors | None, moment: str) -> Correct:
         rows = self._setting.parties.test_rows(client)
