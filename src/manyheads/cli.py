@@ -15,7 +15,7 @@ from rich.console import Console
 
 from manyheads import config_options
 from manyheads.analysis import cli as analysis
-from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, load_config
+from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, load_config, numbers
 from manyheads.config import Config, profiles
 from manyheads.errors import InputError, RunError
 from manyheads.events import OnEvent
@@ -76,12 +76,12 @@ def compare(
     names = [method.strip() for method in methods.split(",") if method.strip()]
     if not names:
         raise InputError(f"--methods: no method in {methods!r}; write them as fedavg,fedper")
-    numbers = [_seed(text) for text in seeds.split(",")]
+    chosen_seeds = numbers("--seeds", seeds)
     target = folder or _free(f"{name}-compare")
     with _followed(target) as on_event:
         from manyheads.comparison import compare as run_all
 
-        run_all(experiment, names, numbers, target, on_event)
+        run_all(experiment, names, chosen_seeds, target, on_event)
 
 
 @app.command()
@@ -97,12 +97,12 @@ def ablate(
     """Run a method with and without its parts, on the same partitions, initial weights and cohorts."""
     chosen = [f"algorithm.name={method}"] if method else []
     experiment, name = load_config(config, profile, [*(set_ or []), *chosen], data_dir)
-    numbers = [_seed(text) for text in seeds.split(",")]
+    chosen_seeds = numbers("--seeds", seeds)
     target = folder or _free(f"{name}-{experiment.algorithm.name}-ablate")
     with _followed(target) as on_event:
         from manyheads.comparison import ablate as run_all
 
-        run_all(experiment, numbers, target, on_event)
+        run_all(experiment, chosen_seeds, target, on_event)
 
 
 @app.command()
@@ -153,6 +153,18 @@ def init(
     typer.echo(f"wrote {path}; run it with: manyheads run {path}")
 
 
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="Its name: a lower-case identifier.")],
+    folder: Annotated[Path | None, typer.Option(help="A source checkout; by default the one that runs.")] = None,
+) -> None:
+    """Write a method of your own: a file that runs, its test and its page."""
+    from manyheads.new_method import create
+
+    for line in create(name, folder):
+        typer.echo(line)
+
+
 def main() -> None:
     """Entry point. Exit status 0; 2 for wrong input; 1 for a run that failed; 130 after Ctrl-C."""
     sys.path.append(str(Path.cwd()))  # for a network of one's own, model.name = "mynet:make"
@@ -161,12 +173,6 @@ def main() -> None:
     except (InputError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
-
-
-def _seed(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise InputError(f"--seeds: {text.strip()!r} is not a whole number of at least 0; write them as 0,1,2")
-    return int(text)
 
 
 def _free(name: str) -> Path:

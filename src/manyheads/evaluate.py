@@ -13,7 +13,6 @@ from manyheads.contract.random import stream
 from manyheads.local.testing import Tester
 
 Row = dict[str, Any]
-SQUARED_GRADIENT = "squared_gradient"  # the note of a client, where the run takes gradient norms
 SAMPLE = 1000  # above so many clients, personal models are measured on a fixed sample of this size
 
 

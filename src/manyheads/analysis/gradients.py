@@ -18,7 +18,7 @@ from rich.text import Text
 
 from manyheads.analysis.figure import checked, save, wrapped
 from manyheads.errors import InputError
-from manyheads.evaluate import SQUARED_GRADIENT
+from manyheads.local.client import SQUARED_GRADIENT
 from manyheads.report.curves import COLORS
 from manyheads.report.rows import Run, load_runs
 from manyheads.report.summary import describe

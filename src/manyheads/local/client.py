@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from manyheads.contract import Broadcast, Predictor, Predictors, PrivateState
 from manyheads.contract.wire import check_upload
 from manyheads.errors import RunError
-from manyheads.evaluate import SQUARED_GRADIENT
 from manyheads.local.setting import Setting
 from manyheads.local.testing import Tester
+
+SQUARED_GRADIENT = "squared_gradient"  # the note of a client, where the run takes gradient norms
 
 Correct = dict[tuple[str, str], int]
 """How many test images were answered rightly, by variant and moment."""
