@@ -27,7 +27,7 @@ class FedPerSharingAll(FedPer):
 
 
 @dataclass(frozen=True)
-class ScanAvg(Algorithm):
+class ScanAvg(FedAvg):
     """FedAvg with a step rule of its own that does what SGD does."""
 
     trains: Part = Part.ALL
@@ -41,7 +41,7 @@ class ScanAvg(Algorithm):
 
 
 @dataclass(frozen=True)
-class WideAvg(Algorithm):
+class WideAvg(FedAvg):
     """Each step descends along the mean gradient of two mini-batches."""
 
     def train(self, model, received, private, data, ctx):
