@@ -131,7 +131,7 @@ def list_(what: Catalog) -> None:
     """List what a config can choose from."""
     for name, description, options in config_options.catalog(what.value, profiles()):
         said = f"{name:<20} {description}"
-        said += "".join(f"\n{' ' * 21}{key} = {value}" for key, value in options.items())
+        said += "".join(f"\n{' ' * 21}{key} = {config_options.in_toml(value)}" for key, value in options.items())
         width = max(40, Console().width)
         for line in said.splitlines():
             typer.echo(textwrap.fill(line, width, subsequent_indent=" " * 21, drop_whitespace=True))

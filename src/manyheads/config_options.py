@@ -72,8 +72,15 @@ def check(field: str, value: Any, default: Any) -> Any:
     elif default is None:
         wanted = "a number, text, or true or false"
     else:
-        wanted = f"{_KINDS[type(default)]}, such as {default!r}"
+        wanted = f"{_KINDS[type(default)]}, such as {in_toml(default)}"
     raise InputError(f"{field} = {list(value) if listed else value!r}: must be {wanted}")
+
+
+def in_toml(value: Any) -> str:
+    """An option's value as a config or ``--set`` has it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _check_known(field: str, what: str, name: str, choices: Iterable[str]) -> None:

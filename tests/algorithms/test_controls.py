@@ -74,9 +74,10 @@ def test_without_epochs_at_the_server_it_is_fedavg(cohorts):
 
 
 @pytest.mark.parametrize("method", [FedAvgAux(), FedPerAux(), FedAvgRecal()])
-def test_an_auxiliary_set_is_needed(method):
+def test_an_auxiliary_set_is_needed(method, tmp_path):
     with pytest.raises(InputError, match=r"^data\.auxiliary = 0: this method trains on an auxiliary set"):
-        toys.run(method, partition=toys.partition(auxiliary=0))
+        toys.run(method, tmp_path / "run", partition=toys.partition(auxiliary=0))
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_more_crosses_the_wire(overheard):

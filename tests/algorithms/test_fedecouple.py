@@ -139,6 +139,8 @@ def test_a_head_of_its_own_learning_rate():
         ({"temperature": 0.0}, "algorithm.temperature = 0.0: must be above 0"),
         ({"head_lr": 0.0}, "algorithm.head_lr = 0.0: must be above 0"),
         ({"global_epochs": -1}, "algorithm.global_epochs = -1: must be at least 0"),
+        ({"augment_ops": 100_000}, "algorithm.augment_ops = 100000: must be in [1, 10]"),
+        ({"head_epochs": 0, "global_epochs": 0, "local_epochs": 0}, "nothing is trained"),
         ({"augment_magnitude": 31}, "algorithm.augment_magnitude = 31: must be in [1, 30]"),
     ],
 )

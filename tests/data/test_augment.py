@@ -270,14 +270,29 @@ def test_other_channels_are_refused(channels):
     values = torch.zeros(3, channels, 4, 4)
     source = toys.Values(values, (0.0,) * channels, (1.0,) * channels)
     data = Data(source, torch.arange(3), torch.zeros(3, dtype=torch.int64))
-    for refused in (lambda: RandAugment.of(data), lambda: RandAugment.check(channels)):
+    for refused in (lambda: RandAugment.of(data), lambda: RandAugment.check((channels, 4, 4))):
         with pytest.raises(InputError, match=f"images of 1 or 3 channels, not {channels}"):
             refused()
 
 
 def test_gray_and_colour_pass_the_check():
-    RandAugment.check(GRAY)
-    RandAugment.check(COLOUR)
+    RandAugment.check((GRAY, 3, 3))
+    RandAugment.check((COLOUR, 3, 5))
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 5), (5, 2), (1, 1)])
+@pytest.mark.parametrize("channels", [GRAY, COLOUR])
+def test_the_smallest_images(channels, height, width):
+    """One pixel less a side is refused, and the next size works under every operation."""
+    with pytest.raises(InputError, match=f"images of at least 3x3 pixels, not {height}x{width}"):
+        RandAugment.check((channels, height, width))
+    x = torch.rand(64, channels, 3, 3, generator=torch.Generator().manual_seed(0))
+    source = toys.Values(x, (0.0,) * channels, (1.0,) * channels)
+    data = Data(source, torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    batch = Batch(x, data.y, torch.arange(64), {})
+    seen = RandAugment.of(data, ops=4)(batch, torch.Generator().manual_seed(0)).x
+    assert seen.shape == x.shape
+    assert torch.isfinite(seen).all()
 
 
 def test_without_kornia_it_says_what_to_install(monkeypatch):
@@ -288,4 +303,4 @@ def test_without_kornia_it_says_what_to_install(monkeypatch):
     with pytest.raises(InputError, match=r"needs kornia: pip install 'manyheads\[augment\]'"):
         RandAugment.of(toys.data([1.0]))
     with pytest.raises(InputError, match="needs kornia"):
-        RandAugment.check(GRAY)
+        RandAugment.check((GRAY, 8, 8))

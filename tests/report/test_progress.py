@@ -34,10 +34,10 @@ def test_plain_lines_without_a_terminal() -> None:
     assert shown(terminal=False).splitlines() == [
         "fedper: 3 rounds",
         "fedper: round 1/3",
-        "fedper: before training personal 91.23 %",
+        "fedper: before training personal 91.23 % (client test, macro)",
         "fedper: round 2/3",
         "fedper: warning: client [3] has no test images",
-        "fedper: round 3/3 personal 91.23 %",
+        "fedper: round 3/3 personal 91.23 % (client test, macro)",
         "fedper: finished, stored in runs/a",
     ]
 
@@ -59,7 +59,11 @@ def test_a_resumed_run_says_what_is_done() -> None:
 
 @pytest.mark.parametrize(
     ("metrics", "text"),
-    [([GLOBAL, PERSONAL], "personal 91.23 %"), ([GLOBAL], "global 50.00 %"), ([], "")],
+    [
+        ([GLOBAL, PERSONAL], "personal 91.23 % (client test, macro)"),
+        ([GLOBAL], "global 50.00 % (global test, micro)"),
+        ([], ""),
+    ],
 )
 def test_headline_prefers_the_personal_models(metrics: list[dict[str, Any]], text: str) -> None:
     assert headline({"metrics": metrics}) == text

@@ -16,6 +16,11 @@ from manyheads.contract import ServerContext, ServerState, Upload
 class FedAvgAux(FedAvg):
     """FedAvg whose server takes part in every round, with the auxiliary set."""
 
+    def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
+        """FedAvg's; a run without an auxiliary set is refused before anything is stored."""
+        _ = ctx.auxiliary
+        return super().init_server(ctx, previous)
+
     def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
         """The mean over the cohort and the server. What is not shared, the server keeps as it has trained it."""
         mine = ctx.fit(server.model, self.loss, ctx.auxiliary)

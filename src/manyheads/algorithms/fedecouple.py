@@ -87,7 +87,7 @@ class FedeCouple(OwnHead):
         order: ``gpc_first``, or ``glf_first``: GLF against the global head, GPC, GLF against the private head.
         aggregation: ``distance`` (n exp(-d / n)), ``cosine`` (of a model and the mean model, without n), ``size`` (n).
         augment: RandAugment on train images.
-        augment_ops: operations an image.
+        augment_ops: operations an image, 1 to 10.
         augment_magnitude: their strength, 1 to 30.
     """
 
@@ -115,7 +115,11 @@ class FedeCouple(OwnHead):
             raise InputError(f"algorithm.kd_low = {self.kd_low}: must be at most kd_high = {self.kd_high}")
         above(0, self, "temperature", "head_lr")
         at_least(0, self, "head_epochs", "global_epochs", "local_epochs", "center_weight")
-        at_least(1, self, "augment_ops")
+        if self.head_epochs == self.global_epochs == self.local_epochs == 0:
+            raise InputError(
+                "algorithm.local_epochs = 0: with head_epochs = 0 and global_epochs = 0 nothing is trained"
+            )
+        between(1, 10, self, "augment_ops")
         between(1, 30, self, "augment_magnitude")
 
     def ablations(self, epochs: int) -> Mapping[str, Mapping[str, Any]]:
@@ -139,7 +143,7 @@ class FedeCouple(OwnHead):
     def parts(self, base: Mapping[str, nn.Module], sizes: Sizes) -> Mapping[str, nn.Module]:
         """The network as it is; what cannot be augmented is refused before anything runs."""
         if self.augment:
-            RandAugment.check(sizes.image[0])
+            RandAugment.check(sizes.image)
         return base
 
     # client room

@@ -27,6 +27,7 @@ from manyheads.contract.data import Batch, Data
 from manyheads.errors import InputError
 
 GREATEST = 30  # the scale of magnitudes
+SMALLEST = 3  # pixels a side: sharpness looks at neighbours
 
 WARPS: tuple[str, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 PIXELS = ("auto_contrast", "equalize", "posterize", "solarize", "contrast", "brightness", "sharpness")
@@ -56,21 +57,27 @@ class RandAugment:
         Raises:
             InputError: as ``check``.
         """
-        cls.check(len(data.mean))
+        cls.check(tuple(data.x(torch.arange(1)).shape[1:]))
         return cls(data.mean, data.std, ops, magnitude)
 
     @staticmethod
-    def check(channels: int) -> None:
-        """Refuses what cannot be augmented.
+    def check(image: tuple[int, ...]) -> None:
+        """Refuses images ``(channels, height, width)`` that cannot be augmented.
 
         Raises:
-            InputError: kornia is not installed, or images of so many channels are neither gray nor colour.
+            InputError: kornia is not installed, or such images are neither gray nor colour, or too small.
         """
         _kornia()
+        channels, height, width = image
         if channels not in (1, 3):
             raise InputError(
                 f"algorithm.augment = true: RandAugment is for images of 1 or 3 channels, not {channels}; "
                 "set it to false"
+            )
+        if min(height, width) < SMALLEST:
+            raise InputError(
+                f"algorithm.augment = true: RandAugment is for images of at least {SMALLEST}x{SMALLEST} pixels, "
+                f"not {height}x{width}; set it to false"
             )
 
     def __call__(self, batch: Batch, rng: Generator) -> Batch:

@@ -60,6 +60,7 @@ def _import(name: str) -> Callable[..., object]:
         raise InputError(line) from error
     factory: Callable[..., object] | None = getattr(module, attribute, None)
     if not callable(factory):
-        choices = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == path}
+        choices = [key for key, value in own.items() if callable(value) and not key.startswith("_")]
         raise InputError(f"model.name = {name!r}: {unknown(f'factory in {path!r}', attribute, choices)}")
     return factory

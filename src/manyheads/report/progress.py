@@ -14,9 +14,9 @@ _BARS = 12  # finished ones besides the one that runs: more would push it out of
 
 
 def headline(row: Mapping[str, Any]) -> str:
-    """The accuracy of a line of ``rounds.jsonl``, such as ``"personal 91.23 %"``; empty without an evaluation."""
+    """The accuracy of a line of ``rounds.jsonl``, such as ``"personal 91.23 % (client test, macro)"``, or ""."""
     for key, metric in headlines(row).items():
-        return f"{key.model} {100 * metric['accuracy']:.2f} %"
+        return f"{key.model} {100 * metric['accuracy']:.2f} % ({key.data}, {key.average})"
     return ""
 
 
