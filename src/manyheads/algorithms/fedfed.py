@@ -166,7 +166,7 @@ class Distilling(Algorithm):
 
     def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
         """With noise for the latent vectors and for what is left of the images."""
-        scale, shift = (torch.tensor(values)[:, None, None] for values in (data.std, data.mean))
+        scale, shift = normalisation(data)
         return data.given(scale=scale, shift=shift).draw(
             latent=lambda n, rng: torch.randn(n, self.method.latent, generator=rng),
             weak=self.noise(data, self.method.weak_noise),
@@ -224,7 +224,7 @@ class Sharing(Distilling):
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         method, frozen = self.method, ctx.model(self.assemble(received, private))
-        scale, shift = (torch.tensor(values)[:, None, None] for values in (data.std, data.mean))
+        scale, shift = normalisation(data)
 
         def rest(x: Tensor) -> Tensor:
             pixels = x * scale + shift
@@ -254,6 +254,11 @@ class Noise:
     def __call__(self, n: int, rng: Generator) -> Tensor:
         """``[n, *image]``."""
         return torch.randn(n, *self.image, generator=rng) * self.strength
+
+
+def normalisation(data: Data) -> tuple[Tensor, Tensor]:
+    """Scale and shift, ``[c, 1, 1]`` each: ``x * scale + shift`` are pixels in [0, 1]."""
+    return torch.tensor(data.std)[:, None, None], torch.tensor(data.mean)[:, None, None]
 
 
 def bounded(images: Tensor, bound: float | None) -> Tensor:
