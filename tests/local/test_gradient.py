@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedbabu import FedBABU
+from manyheads.algorithms.fedcp import FedCP
 from manyheads.algorithms.fedecouple import FedeCouple
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.local_only import LocalOnly
@@ -180,10 +181,15 @@ def test_the_objective_of_fedecouple_by_hand():
         assert found[round]["head.weight"].flatten().tolist() == pytest.approx(heads, rel=1e-5)
 
 
-def test_what_is_not_trained_has_no_part_in_the_norm():
-    notes = toys.run(FedBABU(), train__rounds=1, cohorts=[[0]], run__gradients=True).rows[-1]["notes"]
-    stage = toys.setting(FedBABU(), train__rounds=1)
-    gradient = stage.client(0, 0).gradient(stage.network.initial, FedBABU().loss, stage.parties.train(0))
-    expected = sum(float(t.double().square().sum()) for t in gradient.part("backbone").values())
+@pytest.mark.parametrize("method", [FedBABU(), FedCP()], ids=lambda method: type(method).__name__)
+def test_what_is_not_trained_has_no_part_in_the_norm(method):
+    """Both hold the head that they receive fixed."""
+    stage = toys.setting(method, train__rounds=1)
+    ctx, data = stage.client(0, 0), stage.parties.train(0)
+    received = method.broadcast(method.init_server(stage.server(0)), 0, stage.server(0))
+    objective = method.objective(received, method.init_private(received, ctx), data, ctx)
+    whole = ctx.gradient(objective.model, objective.loss, objective.data)
+    expected = sum(float(t.double().square().sum()) for name, t in whole.items() if not name.startswith("head."))
+    notes = toys.run(method, train__rounds=1, cohorts=[[0]], run__gradients=True).rows[-1]["notes"]
     assert notes["squared_gradient"]["0"] == pytest.approx(expected, rel=1e-6)
-    assert any(t.abs().max() > 0 for t in gradient.part("head").values())
+    assert any(t.abs().max() > 0 for t in whole.part("head").values())

@@ -34,6 +34,7 @@ from manyheads.contract import (
     ClientContext,
     Data,
     Model,
+    Objective,
     Part,
     PrivateState,
     Sizes,
@@ -44,6 +45,7 @@ from manyheads.contract import (
 from manyheads.errors import InputError
 from manyheads.local.losses import ce
 
+TRAINED = Part.ALL - Part.HEAD  # the global head is held fixed at a client
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
@@ -85,7 +87,10 @@ class FedCP(Algorithm):
 
     def train(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Tree:
         prepared = self.prepare(model, received, private, data, ctx)
-        return ctx.fit(model, self.loss, prepared, trains=Part.ALL - Part.HEAD)
+        return ctx.fit(model, self.loss, prepared, trains=TRAINED)
+
+    def objective(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Objective:
+        return super().objective(received, private, data, ctx)._replace(trains=TRAINED)
 
     def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
         def gumbel(n: int, rng: Generator) -> Tensor:
