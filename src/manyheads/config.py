@@ -107,6 +107,9 @@ class TrainConfig(Section):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
     clip: float | None = Field(None, gt=0, description="largest norm of a step's gradient; unset: no limit")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="bf16: products in half the bits, where the processor has it; weights stay fp32"
+    )
 
 
 class AlgorithmConfig(OptionSection):
@@ -121,8 +124,8 @@ class RunConfig(Section):
 
     section = "run"
     seed: int = Field(0, ge=0, description="decides the partition, the initial weights and every draw")
-    engine: Literal["auto", "serial", "threads"] = Field(
-        "auto", description="what runs the clients; all give the same bits"
+    engine: Literal["auto", "serial", "threads", "processes", "wire", "ray", "vectorized"] = Field(
+        "auto", description="what runs the clients; all give the same bits, but for vectorized"
     )
     workers: Count | None = Field(None, description="clients trained at a time; unset: as many as there are cores")
     eval_every: Count = Field(1, description="rounds between evaluations")

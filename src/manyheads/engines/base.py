@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -13,11 +14,13 @@ from manyheads.errors import InputError, unknown
 from manyheads.local.client import Correct, Reply, Task
 from manyheads.local.setting import Setting
 
-ENGINES = ("auto", "serial", "threads")
+ENGINES = ("auto", "serial", "threads", "processes", "wire", "ray", "vectorized")
+
+Say = Callable[[str], None]
 
 
 class Engine(Protocol):
-    """Runs the client room of one stage. Replies come in the order of the tasks, whichever client finishes first."""
+    """Runs the client room of one stage. Replies come in any order: as clients finish."""
 
     def update(self, tasks: Iterable[Task], test: bool, /) -> Iterator[Reply]:
         """Runs a round at each client."""
@@ -26,21 +29,31 @@ class Engine(Protocol):
         """Tests each client's personal models."""
 
 
-def make_engine(name: str, workers: int | None, setting: Setting) -> AbstractContextManager[Engine]:
-    """The engine called ``name``; ``auto`` takes a thread for each core.
+class MakesEngine(Protocol):
+    """The class of an engine; each stands in the module of its name, as ``engines.serial.Serial``."""
+
+    def __call__(self, setting: Setting, workers: int, say: Say, /) -> AbstractContextManager[Engine]:
+        """An engine for one stage; ``say`` takes what a person should read, a line at a time."""
+
+
+def make_engine(
+    name: str, workers: int | None, setting: Setting, say: Say = lambda line: None
+) -> AbstractContextManager[Engine]:
+    """The engine called ``name``; ``auto`` takes a thread for each core, or none where there is one core.
 
     Raises:
-        InputError: there is no such engine.
+        InputError: there is no such engine, or it cannot run here or with this network.
     """
-    from manyheads.engines.serial import Serial
-    from manyheads.engines.threads import Threads
-
     if name not in ENGINES:
         raise InputError(f"run.engine: {unknown('engine', name, ENGINES)}")
     workers = workers or cores()
-    if name == "serial" or workers == 1:
-        return Serial(setting)
-    return Threads(setting, workers)
+    chosen = _picked(workers) if name == "auto" else name
+    module = importlib.import_module(f"manyheads.engines.{chosen}")
+    return cast(MakesEngine, getattr(module, chosen.capitalize()))(setting, workers, say)
+
+
+def _picked(workers: int) -> str:
+    return "serial" if workers == 1 else "threads"
 
 
 def cores() -> int:

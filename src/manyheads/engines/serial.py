@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
+from manyheads.engines.base import Say
 from manyheads.local.client import ClientRoom, Correct, Reply, Task
 from manyheads.local.setting import Setting
 
@@ -12,7 +13,7 @@ from manyheads.local.setting import Setting
 class Serial:
     """The reference engine."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, workers: int = 1, say: Say = lambda line: None) -> None:
         self._room = ClientRoom(setting)
 
     def __enter__(self) -> Serial:

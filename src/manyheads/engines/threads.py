@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from manyheads.engines.base import Say
 from manyheads.local.client import ClientRoom, Correct, Reply, Task
 from manyheads.local.setting import Setting
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 class Threads:
     """Clients side by side, each on one thread with a room of its own."""
 
-    def __init__(self, setting: Setting, workers: int) -> None:
+    def __init__(self, setting: Setting, workers: int, say: Say = lambda line: None) -> None:
         self._stop = threading.Event()
         self._setting, self._workers = replace(setting, stopped=self._stop.is_set), workers
         self._own = threading.local()
