@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads import rounds
 from manyheads.algorithms import registry
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.config import Config
-from manyheads.contract import SGD, Algorithm, ClientContext, Data
+from manyheads.contract import SGD, Algorithm, ClientContext, Data, Upload
 from manyheads.data.dataset import Dataset, dataset_from_arrays
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition
 from manyheads.experiment import Experiment
-from manyheads.local.client import ClientRoom, Reply, Task
+from manyheads.local.client import Reply
 from manyheads.local.network import Network
 from manyheads.local.setting import Budget, Setting
 from manyheads.local.training import LocalTrainer
@@ -152,16 +153,15 @@ def metrics(result: Result, model: str, moment: str, average: str = "macro", dat
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """Writes down every upload from now on."""
+    """Writes down every upload that comes in from now on."""
     heard: Heard = {}
-    real = ClientRoom.update
+    real = rounds._received
 
-    def update(self: ClientRoom, task: Task, test: bool) -> Reply:
-        reply = real(self, task, test)
-        heard[task.round, task.client] = reply.upload
-        return reply
+    def received(reply: Reply, round: int) -> Upload:
+        heard[round, reply.client] = reply.upload
+        return real(reply, round)
 
-    monkeypatch.setattr(ClientRoom, "update", update)
+    monkeypatch.setattr(rounds, "_received", received)
     return heard
 
 

@@ -185,7 +185,7 @@ class Experiment:
                 remaining = [moment for moment in schedule if moment.stage == index]
                 if not remaining:
                     continue
-                with self._rounds(index, stage) as rounds:
+                with self._rounds(index, stage, lambda line: say(Warned(label, line))) as rounds:
                     if remark := rounds.remark():
                         say(Warned(label, remark))
                     for moment in remaining:
@@ -205,10 +205,10 @@ class Experiment:
         return _result(rows, state, path)
 
     @contextmanager
-    def _rounds(self, index: int, stage: Stage) -> Iterator[Rounds]:
+    def _rounds(self, index: int, stage: Stage, say: Callable[[str], None]) -> Iterator[Rounds]:
         """Everything that a stage needs to run."""
         run, setting = self.config.run, self.setting(stage)
-        with make_engine(run.engine, run.workers, setting) as engine:
+        with make_engine(run.engine, run.workers, setting, say) as engine:
             yield Rounds(setting, engine, self.config, index)
 
     def setting(self, stage: Stage) -> Setting:

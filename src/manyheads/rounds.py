@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from manyheads.config import Config
 from manyheads.contract import Part, PrivateState, ServerState, Upload
@@ -103,39 +103,42 @@ class Rounds:
         traffic: dict[str, dict[int, int]] = {"up": {}, "down": {}}
         uploads: dict[int, Upload] = {}
         losses: dict[int, Mapping[str, float]] = {}
-        dropped: dict[str, str] = {}
-        notes: dict[str, dict[int, float]] = {}
+        noted: dict[int, Mapping[str, float]] = {}
+        dropped: dict[int, str] = {}
         for reply in self._engine.update(self._tasks(state, cohort, moment.round, traffic["down"]), moment.main):
+            client = reply.client
             try:
-                uploads[reply.client] = _received(reply, moment.round)
+                uploads[client] = _received(reply, moment.round)
             except RunError as error:  # the client keeps what it had before the round
                 if self._config.run.non_finite == "stop":
                     raise
-                dropped[str(reply.client)] = str(error)
+                dropped[client] = str(error)
                 continue
-            losses[reply.client], traffic["up"][reply.client] = reply.loss, len(reply.upload)
+            losses[client], noted[client], traffic["up"][client] = reply.loss, reply.notes, len(reply.upload)
             state.keep(reply)
-            for name, value in reply.notes.items():
-                notes.setdefault(name, {})[reply.client] = value
         trained = time.perf_counter()
         if uploads:
-            state.server = self._algorithm.aggregate(state.server, uploads, ctx)
+            state.server = self._algorithm.aggregate(state.server, _by_client(uploads), ctx)
             check_state(state.server, f"round {moment.round}, the server:")
         seconds = {"train": trained - start, "aggregate": time.perf_counter() - trained}
-        row = self._row(moment, cohort, self._mean_loss(losses), traffic, seconds, state)
-        if notes := notes | ctx.notes:
+        row = self._row(moment, cohort, self._mean_loss(_by_client(losses)), traffic, seconds, state)
+        if notes := _by_name(_by_client(noted)) | ctx.notes:
             row["notes"] = {name: {str(c): value for c, value in values.items()} for name, values in notes.items()}
-        return row | {"dropped": dropped} if dropped else row
+        return row | {"dropped": {str(c): why for c, why in _by_client(dropped).items()}} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
+        """The cohort's turns, the longest first, so that no worker is left alone with one at the end."""
         assert state.server is not None
         ctx = self._setting.server(round)
-        for client in cohort:
+        for client in self._longest_first(cohort):
             received = self._algorithm.broadcast(state.server, client, ctx)
             check_broadcast(received, self._algorithm, ctx)
             down[client] = state.downlink.send(client, received)
             yield Task(client, round, received, state.private(client))
         state.downlink.end_round()
+
+    def _longest_first(self, clients: Sequence[int]) -> list[int]:
+        return sorted(clients, key=lambda client: (-len(self._setting.parties.train(client)), client))
 
     def _row(
         self,
@@ -149,7 +152,7 @@ class Rounds:
         start = time.perf_counter()
         metrics = self._metrics(moment, state) if self._due(moment) else []
         number = -1 if moment.round is None else moment.round
-        sizes = {way: {str(client): size for client, size in clients.items()} for way, clients in traffic.items()}
+        sizes = {way: {str(client): n for client, n in _by_client(sent).items()} for way, sent in traffic.items()}
         row: Row = {"round": number, "cohort": list(cohort), "loss": dict(loss), "bytes": sizes, "metrics": metrics}
         row["seconds"] = {**seconds, "evaluate": time.perf_counter() - start}
         return row if moment.main else {"stage": self._stage, **row}
@@ -182,7 +185,7 @@ class Rounds:
         server = state.server
         tasks = (
             Task(client, upcoming, self._algorithm.broadcast(server, client, ctx), state.private(client))
-            for client in self._evaluated
+            for client in self._longest_first(self._evaluated)
         )
         answers = self._engine.evaluate(tasks, self._adapts(moment))  # begins while the global model is tested
         rows: list[Row] = []
@@ -193,10 +196,24 @@ class Rounds:
             for key, right in correct.items():
                 found.setdefault(key, {})[client] = right
         for variant, counts in state.local.items():
-            found[variant, "post_local"] = {client: counts[client] for client in sorted(counts) if client in sizes}
+            found[variant, "post_local"] = {client: counts[client] for client in counts if client in sizes}
         for (variant, when), counts in sorted(found.items()):
             rows += client_rows("personal", variant, when, counts, sizes, clients)
         return rows
+
+
+T = TypeVar("T")
+
+
+def _by_client(found: Mapping[int, T]) -> dict[int, T]:
+    """What came in as clients finished, in the order of their ids: sums over them have the same bits every time."""
+    return dict(sorted(found.items()))
+
+
+def _by_name(noted: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """Notes of clients, by name first."""
+    names = dict.fromkeys(name for notes in noted.values() for name in notes)
+    return {name: {client: notes[name] for client, notes in noted.items() if name in notes} for name in names}
 
 
 def _received(reply: Reply, round: int) -> Upload:

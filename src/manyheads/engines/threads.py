@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import islice
 from types import TracebackType
@@ -54,15 +53,16 @@ class Threads:
 
     def _map(self, fn: Callable[[Task], T], tasks: Iterable[Task]) -> Iterator[T]:
         """Starts at once, and keeps two tasks a worker in memory, not all of them."""
-        coming = iter(tasks)
-        running = deque(self._pool.submit(fn, task) for task in islice(coming, 2 * self._workers))
-        return self._drained(running, (self._pool.submit(fn, task) for task in coming))
+        coming = (self._pool.submit(fn, task) for task in tasks)
+        return self._drained(set(islice(coming, 2 * self._workers)), coming)
 
-    def _drained(self, running: deque[Future[T]], coming: Iterator[Future[T]]) -> Iterator[T]:
+    def _drained(self, running: set[Future[T]], coming: Iterator[Future[T]]) -> Iterator[T]:
         while running:
-            result = running.popleft().result()
-            running.extend(islice(coming, 1))
-            yield result
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                result = future.result()
+                running.update(islice(coming, 1))
+                yield result
 
     @property
     def _room(self) -> ClientRoom:

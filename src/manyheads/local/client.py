@@ -19,12 +19,21 @@ Correct = dict[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Task:
-    """A client's turn. ``private`` is None for a client that has not taken part yet."""
+    """A client's turn.
+
+    Attributes:
+        client: its id.
+        round: the round.
+        received: what the server sent.
+        private: what it keeps; None for a client that has not taken part yet.
+        epochs: local epochs of this turn; None for the run's.
+    """
 
     client: int
     round: int
     received: Broadcast
     private: PrivateState | None
+    epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class ClientRoom:
 
     def update(self, task: Task, test: bool) -> Reply:
         """A client's round; with ``test`` its trained models are measured."""
-        ctx = self._setting.client(task.round, task.client)
+        ctx = self._setting.client(task.round, task.client, task.epochs)
         algorithm = self._setting.algorithm
         private = algorithm.init_private(task.received, ctx) if task.private is None else task.private
         try:

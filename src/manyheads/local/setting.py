@@ -114,9 +114,10 @@ class Setting:
             _check_bound(base, Network(base.parts()), parties.shape)
         return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim, gradients)
 
-    def client(self, round: int, client: int) -> ClientContext:
-        """The context of a client in a round."""
-        return self._context(ClientContext, round, client)
+    def client(self, round: int, client: int, epochs: int | None = None) -> ClientContext:
+        """The context of a client in a round; with ``epochs`` for a turn of another length than the run's."""
+        ctx = self._context(ClientContext, round, client)
+        return ctx if epochs is None else replace(ctx, epochs=epochs)
 
     def server(self, round: int) -> ServerContext:
         """The server's context in a round."""
