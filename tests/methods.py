@@ -1,6 +1,9 @@
 """Methods that only tests need: each uses something of the contract that no shipped method uses."""
 
+import os
+import signal
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -216,3 +219,24 @@ class Sends(FedPer):
     def local_update(self, received, private, data, ctx):
         update = super().local_update(received, private, data, ctx)
         return replace(update, upload=self.more(update, ctx))
+
+
+@dataclass(frozen=True)
+class Once(FedPer):
+    """FedPer, one of whose clients kills its process where a file does not say that it did so before."""
+
+    file: str = ""
+
+    def train(self, model, received, private, data, ctx):
+        if self.file and ctx.party == 3 and not Path(self.file).exists():
+            Path(self.file).write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(model, received, private, data, ctx)
+
+
+@dataclass(frozen=True)
+class Wrong(FedPer):
+    """A method with a mistake."""
+
+    def train(self, model, received, private, data, ctx):
+        return {}["absent"]

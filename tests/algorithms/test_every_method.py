@@ -58,7 +58,7 @@ def partition():
     return Partition(tuple(train), drawn.validation, drawn.test, drawn.auxiliary, "unequal")
 
 
-def experiment(name):
+def experiment(name, engine="serial"):
     values = {
         "data.source": "digits",
         "partition.clients": CLIENTS,
@@ -71,7 +71,8 @@ def experiment(name):
         "train.batch": 8,
         "train.epochs": 2,
         "train.lr": 0.05,
-        "run.engine": "serial",
+        "run.engine": engine,
+        "run.workers": 2,
         "algorithm.name": name,
         **{f"algorithm.{key}": value for key, value in vars(toys.method(name)).items()},
     }
@@ -165,6 +166,27 @@ def test_a_resumed_run_has_the_same_bits(name, ran, folders):
     assert resumed.server == whole.server
     assert resumed.private == whole.private
     assert toys.plain(resumed.rows) == toys.plain(whole.rows)
+
+
+SOME = ("apfl", "fedecouple", "fedfed", "fedpac", "pfedkdh", "scaffold")  # in make test; all of them in make test-all
+on_every_engine = [
+    pytest.param(name, engine, marks=[] if name in SOME and engine != "ray" else pytest.mark.slow)
+    for name in registry.names()
+    for engine in ("threads", "processes", "wire", "ray")
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), on_every_engine)
+def test_every_engine_gives_the_same_bits(name, engine, ran, overheard):
+    if engine == "ray":
+        pytest.importorskip("ray")
+    serial, heard = ran(name)
+    overheard.clear()
+    other = experiment(name, engine).run()
+    assert other.server == serial.server
+    assert other.private == serial.private
+    assert overheard == heard
+    assert toys.plain(other.rows) == toys.plain(serial.rows)
 
 
 @every_method

@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import methods
 import pytest
 import toys
 
@@ -140,12 +141,8 @@ def test_no_process_is_left_behind(engine):
 
 @forked
 def test_a_mistake_in_a_method_comes_with_its_traceback(engine):
-    class Wrong(FedPer):
-        def train(self, model, received, private, data, ctx):
-            return {}["absent"]
-
     with pytest.raises(RuntimeError, match=r"^client \d: KeyError: 'absent'") as raised:
-        toys.run(Wrong(), run__engine=engine, run__workers=2)
+        toys.run(methods.Wrong(), run__engine=engine, run__workers=2)
     assert 'return {}["absent"]' in raised.value.__notes__[0]
 
 

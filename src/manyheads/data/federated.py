@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.contract.data import Data, Pixels
-from manyheads.data.dataset import Dataset, Split
+from manyheads.data.dataset import Dataset
 from manyheads.data.partition import Partition
 
 
@@ -28,20 +28,20 @@ class Federation:
     @cached_property
     def test(self) -> Data:
         """The whole test split."""
-        return self._data(self.dataset.test, np.arange(len(self.dataset.test.labels)))
+        return self._data("test", np.arange(len(self.dataset.test.labels)))
 
     @cached_property
     def auxiliary(self) -> Data | None:
         """D_s, at the server; None where it is empty."""
-        return self._data(self.dataset.train, self.partition.auxiliary) if len(self.partition.auxiliary) else None
+        return self._data("train", self.partition.auxiliary) if len(self.partition.auxiliary) else None
 
     def train(self, client: int) -> Data:
         """A client's train data."""
-        return self._data(self.dataset.train, self.partition.train[client])
+        return self._data("train", self.partition.train[client])
 
     def validation(self, client: int) -> Data:
         """A client's validation data, which may be empty."""
-        return self._data(self.dataset.train, self.partition.validation[client])
+        return self._data("train", self.partition.validation[client])
 
     def test_rows(self, client: int) -> Tensor:
         """A client's test images: places in ``test``, which may be none."""
@@ -57,16 +57,16 @@ class Federation:
             "auxiliary": np.bincount(labels[self.partition.auxiliary], minlength=self.classes).tolist(),
         }
 
-    def _data(self, split: Split, rows: NDArray[np.int64]) -> Data:
-        images, labels = self._tensors[id(split)]
+    def _data(self, split: Literal["train", "test"], rows: NDArray[np.int64]) -> Data:
+        images, labels = self._tensors[split]
         index = torch.from_numpy(rows)
         return Data(Pixels(images, self.dataset.mean, self.dataset.std), index, labels[index])
 
     @cached_property
-    def _tensors(self) -> dict[int, tuple[Tensor, Tensor]]:
-        splits = (self.dataset.train, self.dataset.test)
+    def _tensors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        splits = {"train": self.dataset.train, "test": self.dataset.test}
         # torch wants memory that may be written, though nobody does: read-only arrays are copied
-        return {id(s): (_tensor(s.images), _tensor(s.labels)) for s in splits}
+        return {name: (_tensor(split.images), _tensor(split.labels)) for name, split in splits.items()}
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

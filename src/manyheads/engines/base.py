@@ -32,8 +32,11 @@ class Engine(Protocol):
 class MakesEngine(Protocol):
     """The class of an engine; each stands in the module of its name, as ``engines.serial.Serial``."""
 
-    def __call__(self, setting: Setting, workers: int, say: Say, /) -> AbstractContextManager[Engine]:
-        """An engine for one stage; ``say`` takes what a person should read, a line at a time."""
+    def __call__(self, setting: Setting, workers: int | None, say: Say, /) -> AbstractContextManager[Engine]:
+        """An engine for one stage; ``workers`` is None for as many as there are processors.
+
+        ``say`` takes what a person should read, a line at a time.
+        """
 
 
 def make_engine(
@@ -46,8 +49,7 @@ def make_engine(
     """
     if name not in ENGINES:
         raise InputError(f"run.engine: {unknown('engine', name, ENGINES)}")
-    workers = workers or cores()
-    chosen = _picked(workers) if name == "auto" else name
+    chosen = _picked(workers or cores()) if name == "auto" else name
     module = importlib.import_module(f"manyheads.engines.{chosen}")
     return cast(MakesEngine, getattr(module, chosen.capitalize()))(setting, workers, say)
 

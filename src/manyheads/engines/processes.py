@@ -1,59 +1,17 @@
-"""Worker processes, forked from this one. Only serialised messages go back and forth."""
+"""Worker processes, forked from this one, each with a client room of its own for the whole stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-
-from manyheads.contract import PrivateState
 from manyheads.engines import messages
-from manyheads.engines.base import Say
-from manyheads.engines.pool import Answer, Lost, Pool, watchful
-from manyheads.errors import RunError
-from manyheads.local.client import Correct, Reply, Task
+from manyheads.engines.base import Say, cores
+from manyheads.engines.forks import Forks, watchful
+from manyheads.engines.pool import Pool
+from manyheads.engines.remote import Remote
 from manyheads.local.setting import Setting
 
 
-class Processes:
-    """Clients side by side, each worker with a room of its own for the whole stage."""
+class Processes(Remote):
+    """Clients side by side on one machine."""
 
-    def __init__(self, setting: Setting, workers: int, say: Say = lambda line: None) -> None:
-        self._pool = Pool(lambda: self.answers(setting), workers, say)
-
-    @staticmethod
-    def answers(setting: Setting) -> Answer:
-        """What a worker, once it is forked, answers its calls with."""
-        return messages.Handler(watchful(setting))
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the workers; between rounds they hold nothing."""
-        self._pool.close()
-
-    def update(self, tasks: Iterable[Task], test: bool) -> Iterator[Reply]:
-        """Runs a round at each client. One whose workers are lost twice has an error for a reply."""
-        answers = self._pool.map((task.client, messages.ask("update", task, test)) for task in tasks)
-        return (_lost(client, got) if isinstance(got, Lost) else messages.reply(client, got) for client, got in answers)
-
-    def evaluate(self, tasks: Iterable[Task], adapt: bool) -> Iterator[tuple[int, Correct]]:
-        """Tests each client's personal models.
-
-        Raises:
-            RunError: the workers of one client were lost twice.
-        """
-        answers = self._pool.map((task.client, messages.ask("evaluate", task, adapt)) for task in tasks)
-        return (messages.correct(client, _there(client, got)) for client, got in answers)
-
-
-def _lost(client: int, got: Lost) -> Reply:
-    return Reply(client, b"", PrivateState(), {}, {}, f"client {client}: {got.why}")
-
-
-def _there(client: int, got: bytes | Lost) -> bytes:
-    if isinstance(got, Lost):
-        raise RunError(f"the test of client {client}: {got.why}")
-    return got
+    def __init__(self, setting: Setting, workers: int | None = None, say: Say = lambda line: None) -> None:
+        super().__init__(Pool(Forks(lambda: messages.Handler(watchful(setting))), workers or cores(), say))

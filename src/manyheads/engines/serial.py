@@ -13,7 +13,7 @@ from manyheads.local.setting import Setting
 class Serial:
     """The reference engine."""
 
-    def __init__(self, setting: Setting, workers: int = 1, say: Say = lambda line: None) -> None:
+    def __init__(self, setting: Setting, workers: int | None = None, say: Say = lambda line: None) -> None:
         self._room = ClientRoom(setting)
 
     def __enter__(self) -> Serial:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from manyheads.engines.base import Say
+from manyheads.engines.base import Say, cores
 from manyheads.local.client import ClientRoom, Correct, Reply, Task
 from manyheads.local.setting import Setting
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 class Threads:
     """Clients side by side, each on one thread with a room of its own."""
 
-    def __init__(self, setting: Setting, workers: int, say: Say = lambda line: None) -> None:
+    def __init__(self, setting: Setting, workers: int | None = None, say: Say = lambda line: None) -> None:
         self._stop = threading.Event()
-        self._setting, self._workers = replace(setting, stopped=self._stop.is_set), workers
+        self._setting, self._workers = replace(setting, stopped=self._stop.is_set), workers or cores()
         self._own = threading.local()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="client", initializer=self._start)
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client", initializer=self._start)
 
     def _start(self) -> None:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Each client in a process of its own, which begins with a message and ends with another: nothing else can cross.
 
-Workers are forked before the stage begins and never compute: each forks a process for every call, from a memory in
+Workers are forked before the stage begins and never compute: each forks a process for every message, from a memory in
 which no client and no round has left anything.
 """
 
@@ -9,26 +9,30 @@ from __future__ import annotations
 from contextlib import suppress
 
 from manyheads.engines import messages
-from manyheads.engines.pool import Answer, end_as, fork, watchful
-from manyheads.engines.processes import Processes
+from manyheads.engines.base import Say, cores
+from manyheads.engines.forks import Answer, Forks, end_as, fork, watchful
+from manyheads.engines.pool import Pool
+from manyheads.engines.remote import Remote
 from manyheads.local.setting import Setting
 
 
-class Wire(Processes):
+class Wire(Remote):
     """The proof that clients and server share messages only."""
 
-    @staticmethod
-    def answers(setting: Setting) -> Answer:
-        """What a worker, once it is forked, answers its calls with."""
-        return lambda message: _in_a_fork(setting, message)
+    def __init__(self, setting: Setting, workers: int | None = None, say: Say = lambda line: None) -> None:
+        super().__init__(Pool(Forks(lambda: _in_a_fork(setting)), workers or cores(), say))
 
 
-def _in_a_fork(setting: Setting, message: bytes) -> bytes:
-    """The answer of a new process. Where that is lost, this one ends in the same way, so that its pool takes notice."""
-    client = fork(lambda pipe: pipe.send_bytes(messages.Handler(watchful(setting))(message)))
-    answer = b""
-    with suppress(EOFError, ConnectionResetError):
-        answer = client.pipe.recv_bytes()
-    if code := client.end():
-        end_as(code)
+def _in_a_fork(setting: Setting) -> Answer:
+    """Has a new process answer. Where it is lost, this one ends in the same way, so that its pool takes notice."""
+
+    def answer(message: bytes) -> bytes:
+        client = fork(lambda pipe: pipe.send_bytes(messages.Handler(watchful(setting))(message)))
+        found = b""
+        with suppress(EOFError, ConnectionResetError):
+            found = client.pipe.recv_bytes()
+        if code := client.end():
+            end_as(code)
+        return found
+
     return answer
