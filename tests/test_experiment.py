@@ -72,7 +72,7 @@ def test_training_learns():
 def test_events(tmp_path):
     events = []
     result = toys.experiment(FedPer(), **MLP).run(tmp_path, events.append, "mine")
-    assert events[0] == Started("mine", 3, 0)
+    assert events[0] == Started("mine", 3, 0, "serial")
     assert [e.row for e in events[1:-1]] == result.rows
     assert all(isinstance(e, RoundDone) for e in events[1:-1])
     assert events[-1] == Finished("mine", tmp_path)
@@ -127,7 +127,7 @@ def test_a_run_goes_on_after_a_stop(tmp_path, stop, whole):
     events = []
     resumed = Experiment.resume(tmp_path, dataset=toys.dataset(), algorithm=PFedKDH(), on_event=events.append)
     same(resumed, whole)
-    assert events[0] == Started("pfedkdh", 3, stop + 1)
+    assert events[0] == Started("pfedkdh", 3, stop + 1, "serial")
     assert [e.round for e in events if isinstance(e, RoundDone)] == list(range(stop + 1, 3))
 
 

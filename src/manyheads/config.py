@@ -133,7 +133,8 @@ class RunConfig(Section):
         None, description="rounds between evaluations after adaptation; unset: 1, or 10 where a whole model adapts"
     )
     non_finite: Literal["stop", "drop"] = Field(
-        "stop", description="on a loss or upload that is not finite: stop the run, or drop the client"
+        "stop",
+        description="on a loss or upload that is not finite, or workers lost twice: stop the run, or drop the client",
     )
     buffers: Literal["average", "private", "reset"] = Field(
         "average", description="what happens to buffers such as BatchNorm's statistics"

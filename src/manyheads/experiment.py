@@ -16,7 +16,7 @@ from manyheads.data.dataset import Dataset
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition, make_partition
 from manyheads.data.sources import load
-from manyheads.engines import make_engine, one_thread
+from manyheads.engines import described, make_engine, one_thread
 from manyheads.errors import InputError
 from manyheads.evaluate import Row
 from manyheads.events import Event, Finished, OnEvent, RoundDone, Started, Warned
@@ -178,7 +178,8 @@ class Experiment:
         stages = self.algorithm.stages(self.config.train.rounds)
         rows = folder.rows() if folder else []
         done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in rows)
-        say(Started(label, sum(stage.rounds for stage in stages), done))
+        engine = described(self.config.run.engine, self.config.run.workers)
+        say(Started(label, sum(stage.rounds for stage in stages), done, engine))
         schedule = [moment for moment in moments(stages) if moment.position > position]
         with one_thread():
             for index, stage in enumerate(stages):

@@ -7,7 +7,7 @@ import toys
 
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.pfedkdh import PFedKDH
-from manyheads.engines import make_engine, one_thread
+from manyheads.engines import described, make_engine, one_thread
 from manyheads.engines.processes import Processes
 from manyheads.engines.serial import Serial
 from manyheads.engines.threads import Threads
@@ -130,6 +130,10 @@ def test_which_engine_is_made(monkeypatch):
     ):
         with make_engine(name, workers, stage) as engine:
             assert type(engine) is kind
+    assert described("auto", None) == described("threads", None) == "threads, 3 at a time"
+    assert described("auto", 1) == described("serial", 4) == "serial"
+    assert described("processes", 2) == "processes, 2 at a time"
+    assert described("ray", None) == "ray"  # the cluster decides
     with pytest.raises(InputError, match=r"run\.engine: unknown engine 'thread'; did you mean 'threads'\?"):
         make_engine("thread", None, stage)
 

@@ -50,6 +50,19 @@ def test_a_bar_on_a_terminal() -> None:
     assert "stored in" not in drawn
 
 
+def test_the_engine_is_said_once() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    on_event = ProgressReport(console)
+    for label in ("fedavg", "fedper"):
+        on_event(Started(label, rounds=30, engine="threads, 2 at a time"))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "engine: threads, 2 at a time",
+        "fedavg: 30 rounds",
+        "fedper: 30 rounds",
+    ]
+
+
 def test_a_resumed_run_says_what_is_done() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     ProgressReport(console)(Started("fedper", rounds=30, done=12))

@@ -47,15 +47,28 @@ def make_engine(
     Raises:
         InputError: there is no such engine, or it cannot run here or with this network.
     """
-    if name not in ENGINES:
-        raise InputError(f"run.engine: {unknown('engine', name, ENGINES)}")
-    chosen = _picked(workers or cores()) if name == "auto" else name
+    chosen = _picked(name, workers)
     module = importlib.import_module(f"manyheads.engines.{chosen}")
     return cast(MakesEngine, getattr(module, chosen.capitalize()))(setting, workers, say)
 
 
-def _picked(workers: int) -> str:
-    return "serial" if workers == 1 else "threads"
+def described(name: str, workers: int | None) -> str:
+    """What ``make_engine`` is going to make, in words: ``"threads, 2 at a time"``. Raises as it does."""
+    chosen = _picked(name, workers)
+    if chosen == "serial":
+        return chosen
+    return f"{chosen}, {workers or cores()} at a time" if workers or chosen in _LOCAL else chosen
+
+
+_LOCAL = ("threads", "processes", "wire")
+
+
+def _picked(name: str, workers: int | None) -> str:
+    if name not in ENGINES:
+        raise InputError(f"run.engine: {unknown('engine', name, ENGINES)}")
+    if name != "auto":
+        return name
+    return "serial" if (workers or cores()) == 1 else "threads"
 
 
 def cores() -> int:

@@ -29,6 +29,7 @@ class ProgressReport:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._engine = ""
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -52,6 +53,9 @@ class ProgressReport:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         line = self._told(event)
+        if isinstance(event, Started) and event.engine != self._engine:  # said once, not for every method
+            self._engine = event.engine
+            self._console.print(f"engine: {event.engine}", highlight=False)
         if isinstance(event, Warned) or not self._console.is_terminal:
             self._console.print(f"{event.label}: {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -66,7 +70,8 @@ class ProgressReport:
                 self._bars.update(earlier, visible=False)
             task = self._bars.add_task(event.label, total=event.rounds, completed=event.done, accuracy="")
             self._tasks[event.label] = task
-            return f"{event.rounds} rounds" + (f", {event.done} of them done" if event.done else "")
+            done = f", {event.done} of them done" if event.done else ""
+            return f"{event.rounds} rounds{done}"
         trained, accuracy = bool(event.row.get("cohort")), headline(event.row)  # nobody trains at the start of a stage
         task = self._tasks[event.label]
         bar = self._bars.tasks[task]
