@@ -79,7 +79,7 @@ def test_comments_say_what_a_key_means() -> None:
         ("[train]\nseed = 1", "unknown key 'train.seed'; did you mean 'run.seed'?"),
         ("[trian]\nlr = 1", "unknown key 'trian'; did you mean 'train'?"),
         ("rounds = 3", "unknown key 'rounds'; did you mean 'train.rounds'?"),
-        ("zzz = 3", "unknown key 'zzz'; the sections are: data, partition, model, train, algorithm, run"),
+        ("zzz = 3", "unknown key 'zzz'; the sections are: data, partition, model, train, algorithm, run, reality"),
         ("[algorithm]\nkd_wieght = 0.1", "unknown key 'algorithm.kd_wieght'; did you mean 'algorithm.kd_weight'?"),
         ("[partition]\nalfa = 0.1", "unknown key 'partition.alfa'; did you mean 'partition.alpha'?"),
         ("[partition]\nkind = 'iid'\nalpha = 0.1", "unknown key 'partition.alpha'; [partition] has: "),

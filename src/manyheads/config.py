@@ -8,58 +8,18 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from manyheads import config_options
-from manyheads.config_errors import first_error, unknown_key
+from manyheads.config_errors import unknown_key
+from manyheads.config_section import KEYS, OptionSection, Section
 from manyheads.errors import InputError, unknown
 
 _PROFILES = files("manyheads") / "profiles"
 Count = Annotated[int, Field(ge=1, le=2**31)]
-
-
-class Section(BaseModel):
-    """A table of the config. Raises ``InputError`` where pydantic would raise its own many-line error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
-    section: ClassVar[str] = ""
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise InputError(first_error(error, type(self), self.section, _KEYS)) from None
-
-
-class OptionSection(Section):
-    """A table whose first key chooses something from a catalog and whose other keys are the options of that choice.
-
-    Options that are left out get the catalog's defaults, so that a resolved config says everything.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the choice, all of them, in the catalog's order."""
-        return dict(self.__pydantic_extra__ or {})
-
-    @model_validator(mode="after")
-    def _resolve(self) -> Self:
-        fields, given = type(self).model_fields, self.options
-        defaults = config_options.defaults(self.section, getattr(self, next(iter(fields))))
-        for key in given:
-            if defaults is not None and key not in defaults:
-                raise InputError(unknown_key(self.section, key, [*fields, *defaults], _KEYS))
-        resolved = {
-            key: config_options.check(f"{self.section}.{key}", given.get(key, default), default)
-            for key, default in (dict.fromkeys(given) if defaults is None else defaults).items()
-        }
-        object.__setattr__(self, "__pydantic_extra__", resolved)
-        return self
 
 
 class DataConfig(Section):
@@ -128,6 +88,9 @@ class RunConfig(Section):
         "auto", description="what runs the clients; all give the same bits, but for vectorized"
     )
     workers: Count | None = Field(None, description="clients trained at a time; unset: as many as there are cores")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="where models are trained and tested; the same bits are promised for cpu only"
+    )
     eval_every: Count = Field(1, description="rounds between evaluations")
     adapt_every: Count | None = Field(
         None, description="rounds between evaluations after adaptation; unset: 1, or 10 where a whole model adapts"
@@ -144,6 +107,39 @@ class RunConfig(Section):
     )
 
 
+class RealityConfig(Section):
+    """Clients that fail, and a virtual clock; as it stands, nothing is simulated."""
+
+    section = "reality"
+    drop: float = Field(0.0, ge=0, le=1, description="chance that a client of the cohort never answers")
+    sample_seconds: float = Field(
+        0.0, ge=0, le=1e6, description="virtual seconds that a median client trains on an image, once"
+    )
+    spread: float = Field(
+        0.0, ge=0, le=10, description="how much clients differ in speed: sigma of a log-normal, drawn once a run"
+    )
+    jitter: float = Field(0.0, ge=0, le=10, description="the same, drawn for every client and round")
+    bandwidth: float | None = Field(None, ge=1, description="bytes a virtual second; unset: messages take no time")
+    deadline: float | None = Field(None, gt=0, description="virtual seconds that a round waits; unset: for everybody")
+    late: Literal["drop", "partial"] = Field(
+        "drop", description="a client that would be late: left out, or trained for the epochs that it has time for"
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        trains = self.sample_seconds > 0
+        needs = {
+            "spread": ("sample_seconds; set it too", trains),
+            "jitter": ("sample_seconds; set it too", trains),
+            "deadline": ("sample_seconds or bandwidth; set one", trains or self.bandwidth is not None),
+            "late": ("deadline; set it too", self.deadline is not None),
+        }
+        for key, (what, there) in needs.items():
+            if not there and (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise InputError(f"reality.{key} = {value!r}: has no effect without reality.{what}")
+        return self
+
+
 class Config(Section):
     """A whole experiment.
 
@@ -156,6 +152,7 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     run: RunConfig = Field(default_factory=RunConfig)
+    reality: RealityConfig = Field(default_factory=RealityConfig)
 
     @classmethod
     def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> "Config":
@@ -211,8 +208,7 @@ class Config(Section):
 
 
 _SECTIONS = {name: type(table) for name, table in Config()}
-_KEYS = {name: list(section.model_fields) for name, section in _SECTIONS.items()}
-_CHOICES = {f"{name}.{key}" for name in _KEYS for key in _KEYS[name] if key in ("kind", "name")}
+_CHOICES = {f"{name}.{key}" for name in KEYS for key in KEYS[name] if key in ("kind", "name")}
 
 
 def profiles() -> dict[str, str]:
@@ -241,15 +237,15 @@ def _merged(tables: Mapping[str, Any], overrides: Iterable[tuple[str, Any]]) -> 
     # Choices come first: another method has other options, and those of the old one would only be refused.
     for dotted, value in sorted(overrides, key=lambda item: item[0] not in _CHOICES):
         section, _, key = dotted.partition(".")
-        if section in _KEYS and not key:
-            raise InputError(f"{section!r} is a table: name a key of it, such as {section}.{_KEYS[section][0]}")
-        if section not in _KEYS:
-            raise InputError(unknown_key("", section, _KEYS, _KEYS))
+        if section in KEYS and not key:
+            raise InputError(f"{section!r} is a table: name a key of it, such as {section}.{KEYS[section][0]}")
+        if section not in KEYS:
+            raise InputError(unknown_key("", section, KEYS, KEYS))
         table = merged.setdefault(section, {})
         if not isinstance(table, dict):
             continue  # refused by pydantic, which says that a table is wanted
         if dotted in _CHOICES and value != table.get(key, _SECTIONS[section].model_fields[key].default):
-            merged[section] = table = {k: v for k, v in table.items() if k in _KEYS[section]}
+            merged[section] = table = {k: v for k, v in table.items() if k in KEYS[section]}
         table[key] = value
     return merged
 

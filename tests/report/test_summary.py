@@ -250,3 +250,17 @@ def test_class_names_may_hold_dollar_signs(fake: SimpleNamespace, tmp_path: Path
         json.dumps({**data, "classes": [rf"$a_{{{i}$" for i in range(len(data["classes"]))]})
     )
     assert len(pictures(path)) == 2
+
+
+def test_simulated_reality_is_summed_up(fake: SimpleNamespace, tmp_path: Path) -> None:
+    happened = [
+        {"seconds": 30.0, "dropped": [3], "late": [], "partial": {"0": 1}},
+        {"seconds": 12.5, "dropped": [], "late": [], "partial": {"0": 1, "3": 2}},
+        {"seconds": 30.0, "dropped": [0], "late": [3], "partial": {}},
+    ]
+    rows = [fake.row(0, fake.personal(0.1)), *(fake.row(n, fake.personal(0.8)) for n in (1, 2, 3))]
+    assert "virtual" not in shown(fake.run(tmp_path / "plain", rows))
+    simulated = [rows[0], *(row | {"reality": told} for row, told in zip(rows[1:], happened, strict=True))]
+    said = " ".join(shown(fake.run(tmp_path / "real", simulated)).split())
+    sums = "2 dropped, 1 late, 3 with fewer epochs; 72.5 virtual seconds"
+    assert f"fedavg, seed 0: 6 turns of clients: {sums}" in said

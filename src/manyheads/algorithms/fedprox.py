@@ -5,7 +5,8 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogen
 FedAvg whose clients minimise ``CE + prox_weight / 2 ||w - w_received||^2``.
 
 Details that matter: the term covers all parameters and stands in the loss, so that momentum and weight decay treat its
-gradient like any other. The paper's partial work is off: every client trains for the local epochs of the run.
+gradient like any other. The paper's partial work is the run's to simulate (``[reality]``, ``late = "partial"``); unless
+it does, every client trains for the local epochs of the run.
 """
 
 from collections.abc import Mapping

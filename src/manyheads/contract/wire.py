@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -36,12 +37,25 @@ def check_upload(message: Upload, algorithm: Algorithm, ctx: Context, words: Map
         ctx: the client's context.
         words: what ``n``, ``classes``, ``features`` and ``image`` mean for this client.
     """
-    declared: dict[str, Sent] = {"weight": (), **algorithm.sends, "model": algorithm.uploaded(ctx)}
+    declared = _declared(algorithm, ctx)
     for field in message:
         where = f"{_name(algorithm)}, client {ctx.party}: field {field!r} of the upload"
         if field not in declared:
             raise WireError(f"{where} is not declared; it declares {', '.join(declared)}")
         _check(where, message.get(field), declared[field], ctx, words)
+
+
+def declared_bytes(algorithm: Algorithm, ctx: Context, words: Mapping[str, tuple[int, ...]]) -> int:
+    """The bytes of all numbers that a client's upload may hold, known before it trains; arguments as above.
+
+    A number outside the model counts four bytes. The names and shapes that a message holds besides are left out.
+    """
+    return sum(
+        sum(tensor.nbytes for tensor in ctx.take(ctx.initial, what).values())
+        if isinstance(what, Part)
+        else 4 * math.prod(_shape(what, words))
+        for what in _declared(algorithm, ctx).values()
+    )
 
 
 def check_finite(message: Upload, where: str) -> None:
@@ -79,10 +93,18 @@ def _check(where: str, value: object, declared: Sent, ctx: Context, words: Mappi
                 own = f"{list(expected[name].shape)} {expected[name].dtype}"
                 raise WireError(f"{where}: {name!r} is {list(tensor.shape)} {tensor.dtype}, the model's is {own}")
         return
-    shape = tuple(size for word in declared for size in (words[word] if word in words else (int(word),)))
+    shape = _shape(declared, words)
     actual = tuple(value.shape) if isinstance(value, Tensor) else () if isinstance(value, int | float) else None
     if actual != shape:
         raise WireError(f"{where} has the shape {actual}; it is declared as ({', '.join(declared)}) = {shape}")
+
+
+def _declared(algorithm: Algorithm, ctx: Context) -> dict[str, Sent]:
+    return {"weight": (), **algorithm.sends, "model": algorithm.uploaded(ctx)}
+
+
+def _shape(declared: tuple[str, ...], words: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(size for word in declared for size in (words[word] if word in words else (int(word),)))
 
 
 def _name(algorithm: Algorithm) -> str:

@@ -84,12 +84,22 @@ def notes(folder: Path, runs: Sequence[Run]) -> list[str]:
         if dropped:
             who = ", ".join(map(str, sorted(set(dropped))))
             said.append(f"{run.entry.label}, seed {run.entry.seed}: {len(dropped)} uploads left out, of clients {who}")
+    said += [f"{run.entry.label}, seed {run.entry.seed}: {away}" for run in runs if (away := absent(run))]
     for label, group in by_label(runs).items():
         early = [row for row in group[0].rows if row["round"] < 0 and row.get("cohort")]
         if early:
             traffic = f"each {traffic_median(early, 'up')} up and {traffic_median(early, 'down')} down a client"
             said.append(f"{label}: {len(early)} rounds of an earlier stage come on top, {traffic}")
     return said
+
+
+def absent(run: Run) -> str:
+    """Who did not answer, or not in full, where a run simulated reality, in a line; else ""."""
+    rows = [row for row in run.rows if "reality" in row]
+    count = {kind: sum(len(row["reality"][kind]) for row in rows) for kind in ("dropped", "late", "partial")}
+    asked, seconds = sum(len(row["cohort"]) for row in rows), sum(row["reality"]["seconds"] for row in rows)
+    said = f"{asked} turns of clients: {count['dropped']} dropped, {count['late']} late, {count['partial']} with fewer"
+    return f"{said} epochs; {seconds:.4g} virtual seconds" if rows else ""
 
 
 def pictures(folder: Path) -> list[Path]:
