@@ -5,8 +5,8 @@ import torch
 import toys
 
 from manyheads.contract import Predictor
-from manyheads.evaluate import SAMPLE, client_rows, evaluated, global_rows, worst_decile
-from manyheads.local import testing
+from manyheads.evaluate import client_rows, global_rows, worst_decile
+from manyheads.local.testing import SAMPLE, evaluated
 
 
 def test_rows_by_hand():
@@ -48,7 +48,7 @@ def test_the_worst_tenth_is_rounded_up(accuracies, expected):
 
 def test_one_global_model_on_the_whole_test_set_and_on_each_client_s():
     stage = toys.setting()
-    tester = testing.Tester(stage.network, stage.parties.test)
+    tester = stage.tester()
     tests = {client: stage.parties.test_rows(client) for client in range(6)}
     zero = Predictor(stage.network.initial, lambda m, x: torch.eye(4)[torch.zeros(len(x), dtype=torch.int64)])
     whole, macro, micro = global_rows("", zero, tester, tests, 6)

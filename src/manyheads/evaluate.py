@@ -9,18 +9,9 @@ from typing import Any
 import torch
 
 from manyheads.contract.model import Predictor
-from manyheads.contract.random import stream
 from manyheads.local.testing import Tester
 
 Row = dict[str, Any]
-SAMPLE = 1000  # above so many clients, personal models are measured on a fixed sample of this size
-
-
-def evaluated(clients: int, seed: int) -> list[int]:
-    """The clients whose models are measured, ascending: all, or a sample that stays the same for the whole run."""
-    if clients <= SAMPLE:
-        return list(range(clients))
-    return sorted(torch.randperm(clients, generator=stream(seed, "evaluated"))[:SAMPLE].tolist())
 
 
 def global_rows(

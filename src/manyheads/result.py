@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,13 @@ class Result:
     """What a run gave.
 
     Attributes:
-        rows: one for every round, as in ``rounds.jsonl``.
+        rows: one for every round, as in ``rounds.jsonl``; those of a stored run are read when they are first used.
         server: the server's last state.
-        private: what each client that took part keeps.
+        private: what each client that took part keeps; where there are many, or the run is stored, read when used.
         folder: where the run is stored, if it is.
     """
 
-    rows: list[Row]
+    rows: Sequence[Row]
     server: ServerState
     private: Mapping[int, PrivateState]
     folder: Path | None

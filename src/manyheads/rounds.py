@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from manyheads.config import Config
-from manyheads.contract import Part, PrivateState, ServerState, Upload
+from manyheads.contract import Broadcast, Part, PrivateState, ServerState, Upload
 from manyheads.contract.wire import check_broadcast, check_finite, check_state
 from manyheads.engines import Engine
 from manyheads.engines.downlink import Downlink
+from manyheads.engines.reality import told
 from manyheads.errors import RunError
-from manyheads.evaluate import Row, client_rows, evaluated, global_rows
-from manyheads.local.client import Reply, Task, by_variant
+from manyheads.evaluate import Row, client_rows, global_rows
+from manyheads.local.client import Reply, Task, Turn, by_variant
 from manyheads.local.setting import Setting
-from manyheads.local.testing import Tester
+from manyheads.local.testing import evaluated
 from manyheads.schedule import Moment
 from manyheads.storage.private_store import PrivateStore
 
@@ -27,42 +28,56 @@ WHOLE_MODEL_ADAPTS_EVERY = 10  # tuning every client's whole model each round wo
 class State:
     """What a run carries from moment to moment; all of it is in every checkpoint.
 
+    What is known of single clients lies in the store, so that a round costs the same however many there are: in which
+    ``era`` a client last took part, ``local``, the right answers after its last training, and what it holds of earlier
+    broadcasts.
+
     Attributes:
-        store: what clients keep.
+        store: what clients keep, and what is known of them.
         server: the server's state; None before the first stage.
-        active: clients that took part since the last fresh stage began. The others hold nothing.
-        local: by variant and client, right answers after the local training of its last round.
-        downlink: what clients hold of earlier broadcasts.
+        era: counts the stages that began afresh; clients that took part in earlier ones only hold nothing.
+        downlink: measures broadcasts.
     """
 
     store: PrivateStore
     server: ServerState | None = None
-    active: set[int] = field(default_factory=set)
-    local: dict[str, dict[int, int]] = field(default_factory=dict)
+    era: int = 0
     downlink: Downlink = field(default_factory=Downlink)
 
     def private(self, client: int) -> PrivateState | None:
         """What a client keeps; None for one that has not taken part."""
-        return self.store.get(client) if client in self.active else None
+        return self.store.get(client) if self.store.facts(client).get("era") == self.era else None
+
+    def active(self) -> list[int]:
+        """The clients that keep something."""
+        return [client for client in self.store.known() if self.store.facts(client).get("era") == self.era]
+
+    def sent(self, client: int, message: Broadcast) -> int:
+        """The bytes that cross the wire to a client, which holds what it was sent from now on."""
+        facts = self.store.facts(client)
+        size, facts["held"] = self.downlink.send(message, facts.get("held", {}))
+        self.store.note(client, facts)
+        return size
 
     def keep(self, reply: Reply) -> None:
         """Takes over what a client keeps after a round, and how well its trained model did."""
         self.store.put(reply.client, reply.private)
-        self.active.add(reply.client)
-        for (variant, _), right in reply.correct.items():
-            self.local.setdefault(variant, {})[reply.client] = right
+        facts = self.store.facts(reply.client)
+        local = facts.get("local", {}) | {variant: right for (variant, _), right in reply.correct.items()}
+        self.store.note(reply.client, facts | {"era": self.era, "local": local})
+
+    def local(self, clients: Iterable[int]) -> dict[str, dict[int, int]]:
+        """Right answers of clients after the local training of their last rounds, by variant."""
+        known = {client: self.store.facts(client).get("local", {}) for client in clients}
+        return _by_name({client: local for client, local in known.items() if local})
 
     def to_json(self) -> dict[str, Any]:
-        """All that is no record."""
-        return {"active": sorted(self.active), "local": self.local, "held": self.downlink.held}
+        """All that is neither a record nor in the store."""
+        return {"era": self.era}
 
     def take_json(self, extra: Mapping[str, Any]) -> None:
         """Takes over what ``to_json`` gave."""
-        self.active = set(extra["active"])
-        self.local = {
-            variant: {int(client): n for client, n in counts.items()} for variant, counts in extra["local"].items()
-        }
-        self.downlink = Downlink({int(client): fields for client, fields in extra["held"].items()})
+        self.era = extra["era"]
 
 
 class Rounds:
@@ -78,7 +93,7 @@ class Rounds:
     def __init__(self, setting: Setting, engine: Engine, config: Config, stage: int) -> None:
         self._setting, self._engine, self._config, self._stage = setting, engine, config, stage
         self._algorithm = setting.algorithm
-        self._tester = Tester(setting.network, setting.parties.test)
+        self._tester = setting.tester()
         self._evaluated = evaluated(setting.parties.clients, setting.seed)
         self._tests = {client: setting.parties.test_rows(client) for client in self._evaluated}
 
@@ -90,7 +105,7 @@ class Rounds:
         """The server's start of the stage, and the test before training."""
         state.server = self._algorithm.init_server(self._setting.server(moment.upcoming), state.server)
         if fresh:
-            state.active.clear()
+            state.era += 1
         check_state(state.server, "before training, the server:")
         return self._row(moment, [], {}, {"up": {}, "down": {}}, {}, state)
 
@@ -105,8 +120,13 @@ class Rounds:
         losses: dict[int, Mapping[str, float]] = {}
         noted: dict[int, Mapping[str, float]] = {}
         dropped: dict[int, str] = {}
+        turns: dict[int, Turn] = {}
         for reply in self._engine.update(self._tasks(state, cohort, moment.round, traffic["down"]), moment.main):
             client = reply.client
+            if reply.turn:
+                turns[client] = reply.turn
+                if reply.turn.absent:  # it has not trained, and keeps what it had
+                    continue
             try:
                 uploads[client] = _received(reply, moment.round)
             except RunError as error:  # the client keeps what it had before the round
@@ -124,6 +144,8 @@ class Rounds:
         row = self._row(moment, cohort, self._mean_loss(_by_client(losses)), traffic, seconds, state)
         if notes := _by_name(_by_client(noted)) | ctx.notes:
             row["notes"] = {name: {str(c): value for c, value in values.items()} for name, values in notes.items()}
+        if turns:
+            row["reality"] = told(turns, self._config.reality.deadline)
         return row | {"dropped": {str(c): why for c, why in _by_client(dropped).items()}} if dropped else row
 
     def _tasks(self, state: State, cohort: Sequence[int], round: int, down: dict[int, int]) -> Iterator[Task]:
@@ -133,8 +155,8 @@ class Rounds:
         for client in self._longest_first(cohort):
             received = self._algorithm.broadcast(state.server, client, ctx)
             check_broadcast(received, self._algorithm, ctx)
-            down[client] = state.downlink.send(client, received)
-            yield Task(client, round, received, state.private(client))
+            down[client] = state.sent(client, received)
+            yield Task(client, round, received, state.private(client), down=down[client])
         state.downlink.end_round()
 
     def _longest_first(self, clients: Sequence[int]) -> list[int]:
@@ -195,8 +217,8 @@ class Rounds:
         for client, correct in answers:
             for key, right in correct.items():
                 found.setdefault(key, {})[client] = right
-        for variant, counts in state.local.items():
-            found[variant, "post_local"] = {client: counts[client] for client in counts if client in sizes}
+        for variant, counts in state.local(self._evaluated).items():
+            found[variant, "post_local"] = counts
         for (variant, when), counts in sorted(found.items()):
             rows += client_rows("personal", variant, when, counts, sizes, clients)
         return rows
@@ -210,7 +232,7 @@ def _by_client(found: Mapping[int, T]) -> dict[int, T]:
     return dict(sorted(found.items()))
 
 
-def _by_name(noted: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+def _by_name(noted: Mapping[int, Mapping[str, T]]) -> dict[str, dict[int, T]]:
     """Notes of clients, by name first."""
     names = dict.fromkeys(name for notes in noted.values() for name in notes)
     return {name: {client: notes[name] for client, notes in noted.items() if name in notes} for name in names}

@@ -13,7 +13,7 @@ from manyheads.algorithms.fedala import FedALA
 from manyheads.algorithms.fedcp import FedCP, context, divided, mmd
 from manyheads.algorithms.fedrod import FedRoD
 from manyheads.algorithms.moon import Moon
-from manyheads.algorithms.pfedsim import PFedSim, mixing_weights
+from manyheads.algorithms.pfedsim import PFedSim, mixing_weights, similar
 from manyheads.contract import Batch, Broadcast, Part, PrivateState, Tree, Upload
 from manyheads.local.network import Network
 
@@ -30,8 +30,8 @@ def samples(x, y=None, **extra):
 
 
 def test_mixing_weights():
-    found = mixing_weights([0.0, 0.2, 0.5, 1.0], own=1)
-    assert found == pytest.approx([0.0, math.log(10000), math.log(2), math.log(10000)])
+    found = mixing_weights({0: 0.0, 2: 0.5, 3: 1.0}, own=1)
+    assert found == pytest.approx({0: 0.0, 1: math.log(10000), 2: math.log(2), 3: math.log(10000)})
 
 
 def test_similarity_and_mixture_of_pfedsim():
@@ -51,17 +51,21 @@ def test_similarity_and_mixture_of_pfedsim():
     # Cosines by class: of 0 and 1 (1, 1, 0, 0), where lengths do not count; of 0 and 2 -1; of 1 and 2 (-1, -1, 0, 0).
     uploads = {0: upload(0.0, one, one, one, one), 1: upload(1.0, 10 * one, one, two, two)}
     state = method.aggregate(state, {**uploads, 2: upload(2.0, -one, -one, -one, -one)}, ctx)
-    expected = torch.eye(6) * torch.tensor([1.0, 1, 1, 0, 0, 0])
-    expected[0, 1] = expected[1, 0] = 0.5
-    torch.testing.assert_close(state.similarity, expected)
+    assert [similar(state, client) for client in range(6)] == [
+        *(pytest.approx(s) for s in ({1: 0.5, 2: 0.0}, {0: 0.5, 2: 0.0}, {0: 0.0, 1: 0.0})),
+        *[{}] * 3,
+    ]
     own, other = math.log(10000), math.log(2)
     assert received(0) == pytest.approx(other / (own + other), rel=1e-5)
     assert received(1) == pytest.approx(own / (own + other), rel=1e-5)
     assert received(2) == 2.0
     # Next round: 1 moves, and is like 3. What 0 and 1 have said of each other stays; 0 and 3 never met.
     state = method.aggregate(state, {1: upload(5.0, one, one, one, one), 3: upload(4.0, one, one, one, one)}, ctx)
-    assert state.similarity[0].tolist() == pytest.approx([1.0, 0.5, 0, 0, 0, 0])
-    assert state.similarity[1].tolist() == pytest.approx([0.5, 1.0, 0, 1.0, 0, 0])
+    assert similar(state, 0) == pytest.approx({1: 0.5, 2: 0.0})
+    assert similar(state, 1) == pytest.approx({0: 0.5, 2: 0.0, 3: 1.0})
+    # They meet again, as opposites.
+    again = {0: upload(0.0, one, one, one, one), 1: upload(1.0, -one, -one, -one, -one)}
+    assert similar(method.aggregate(state, again, ctx), 1) == pytest.approx({0: 0.0, 2: 0.0, 3: 1.0})
     assert received(0) == pytest.approx(5 * other / (own + other), rel=1e-5)
     assert received(3) == pytest.approx(4.5, rel=1e-5)
     for late in (4, 5):

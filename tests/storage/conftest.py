@@ -51,15 +51,25 @@ class Toy:
             "position": position,
             "server": self.server(position),
             "private": private,
+            "facts": self.facts(position),
             "rows": rows,
             "extra": {"next": position + 1},
         }
+
+    def facts(self, position: int) -> dict[int, dict[str, Any]]:
+        """Of the clients of every round, and of the next one, whose state stays as it is, the last such round."""
+        return {client: {"seen": p} for p in range(1, position + 1) for client in self.noted(p)}
+
+    def noted(self, position: int) -> set[int]:
+        return {*self.cohort(position), (position + 1) % CLIENTS} if position else set()
 
     def play_one(self, folder: RunFolder, store: DiskStore, position: int) -> None:
         for client in self.cohort(position):
             before = store.get(client)
             total = float(before.model["head.weight"][0]) if before else 0.0
             store.put(client, self.state(client, total + position))
+        for client in self.noted(position):
+            store.note(client, {"seen": position})
         folder.append({"round": position, "accuracy": position / 3})
         folder.commit(position, self.server(position), {"next": position + 1})
 
@@ -84,6 +94,7 @@ class Toy:
                 "position": restored.position,
                 "server": restored.server,
                 "private": dict(restored.private),
+                "facts": {client: folder.store().facts(client) for client in folder.store().known()},
                 "rows": folder.rows(),
                 "extra": restored.extra,
             }

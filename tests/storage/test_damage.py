@@ -92,8 +92,8 @@ def test_a_missing_folder_is_one_line(toy, tmp_path):
 
 def test_a_newer_format_is_not_taken_for_damage(toy, tmp_path, monkeypatch):
     path = toy.finished(tmp_path / "run", 3)
-    monkeypatch.setattr("manyheads.storage.checkpoints.FORMAT", 2)
-    with RunFolder.open(path) as folder, pytest.raises(InputError, match="has format 1"):
+    monkeypatch.setattr("manyheads.storage.checkpoints.FORMAT", 3)
+    with RunFolder.open(path) as folder, pytest.raises(InputError, match="has format 2"):
         folder.restore()
     monkeypatch.undo()
     assert toy.restored(path) == (toy.expected(3), [])
@@ -101,7 +101,7 @@ def test_a_newer_format_is_not_taken_for_damage(toy, tmp_path, monkeypatch):
 
 def test_a_manifest_is_json_that_says_its_format(toy, tmp_path):
     manifest = json.loads((toy.finished(tmp_path / "run", 3) / "checkpoints" / "3.json").read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["extra"] == {"next": 4}
 
 

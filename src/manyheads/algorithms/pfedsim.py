@@ -11,6 +11,9 @@ Details that matter: s is computed between clients of one round, after they have
 round again, and is 0 for pairs that never were; a client's own backbone counts as one of similarity 0.9999, the largest
 there can be. At the end of the warm-up every client starts from the global model.
 
+The server's state grows with the clients that have taken part since then: a backbone each, and a number for every pair
+that has been in a round together.
+
 Our decisions: the warm-up's rounds are among those of the run, so that all methods have as many; a client that has not
 taken part since its end has the global model still.
 """
@@ -18,6 +21,7 @@ taken part since its end has the global model still.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import nn
@@ -71,7 +75,8 @@ class PFedSim(Algorithm):
 
     def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
         """No backbone is stored before the warm-up has ended."""
-        return ServerState(model=ctx.initial, stored={}, similarity=torch.zeros(ctx.clients, ctx.clients))
+        nobody = torch.zeros(0, 2, dtype=torch.int64)
+        return ServerState(model=ctx.initial, stored={}, pairs=nobody, similarity=torch.zeros(0))
 
     def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:
         """The client's own mixture of backbones; to one that has sent none, the model with which the warm-up ended."""
@@ -83,8 +88,8 @@ class PFedSim(Algorithm):
 
     def mixed(self, server: ServerState, client: int, ctx: ServerContext) -> Tree:
         """The mean of the stored backbones, by the similarity of their heads to the client's."""
-        weights = mixing_weights(server.similarity[client].tolist(), client)
-        uploads = {other: Upload(model=model) for other, model in server.stored.items() if weights[other] > 0}
+        weights = mixing_weights(similar(server, client), client)
+        uploads = {other: Upload(model=model) for other, model in server.stored.items() if weights.get(other, 0) > 0}
         return ctx.average(uploads, weight={other: weights[other] for other in uploads}).model
 
     def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
@@ -92,18 +97,26 @@ class PFedSim(Algorithm):
         if self.warms_up(ctx):
             return super().aggregate(server, uploads, ctx)
         heads = {client: upload.model["head.weight"] for client, upload in uploads.items()}
-        similarity = server.similarity.clone()
-        for i, mine in heads.items():
-            for j, other in heads.items():
-                similarity[i, j] = cosine_similarity(mine, other, dim=1).mean().clamp(min=0)
+        pairs = torch.tensor(list(combinations(heads, 2)), dtype=torch.int64).reshape(-1, 2)
+        found = [cosine_similarity(heads[i], heads[j], dim=1).mean().clamp(min=0) for i, j in pairs.tolist()]
+        others = ~torch.isin(server.pairs @ torch.tensor([ctx.clients, 1]), pairs @ torch.tensor([ctx.clients, 1]))
+        pairs = torch.cat([server.pairs[others], pairs])
+        similarity = torch.cat([server.similarity[others], *(value.reshape(1) for value in found)])
         backbones = {client: ctx.take(upload.model, Part.BACKBONE) for client, upload in uploads.items()}
-        return server.replace(stored={**server.stored, **backbones}, similarity=similarity)
+        return server.replace(stored={**server.stored, **backbones}, pairs=pairs, similarity=similarity)
 
     def global_model(self, server: ServerState, ctx: ServerContext) -> Predictor | None:
         """The warm-up's."""
         return None if server.stored else Predictor(server.model, self.logits)
 
 
-def mixing_weights(similarity: list[float], own: int) -> list[float]:
-    """How much each client's backbone counts for client ``own``: ``-log(1 - s)``."""
-    return [-math.log1p(-(LARGEST if other == own else min(s, LARGEST))) for other, s in enumerate(similarity)]
+def similar(server: ServerState, client: int) -> dict[int, float]:
+    """The similarities of a client's head to those of the clients with whom it has been in a round."""
+    mine = (server.pairs == client).any(dim=1)
+    others = server.pairs[mine].sum(dim=1) - client
+    return dict(zip(others.tolist(), server.similarity[mine].tolist(), strict=True))
+
+
+def mixing_weights(similarity: Mapping[int, float], own: int) -> dict[int, float]:
+    """How much each client's backbone counts for client ``own``: ``-log(1 - s)``; one that is not named, nothing."""
+    return {other: -math.log1p(-min(s, LARGEST)) for other, s in {**similarity, own: LARGEST}.items()}

@@ -9,29 +9,27 @@ from manyheads.contract import Broadcast
 
 
 class Downlink:
-    """Measures broadcasts, as the bytes of the serialised message.
+    """Measures broadcasts, as the bytes of the serialised message."""
 
-    Attributes:
-        held: by client, the content hash of every field that it received last.
-    """
-
-    def __init__(self, held: Mapping[int, Mapping[str, str]] | None = None) -> None:
-        self.held = {client: dict(fields) for client, fields in (held or {}).items()}
+    def __init__(self) -> None:
         self._hashes: dict[tuple[object, ...], str] = {}
         self._sizes: dict[tuple[object, ...], int] = {}
         self._alive: list[Broadcast] = []
 
-    def send(self, client: int, message: Broadcast) -> int:
-        """The bytes that cross the wire to ``client``, which holds every field of ``message`` from now on."""
+    def send(self, message: Broadcast, held: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+        """The bytes that cross the wire, and what the client holds from then on.
+
+        Args:
+            message: what the client is to have.
+            held: the content hash of every field that it received last.
+        """
         self._alive.append(message)  # so that an address means the same tensor as long as it is remembered
         hashes = {field: self._hash(message, field) for field in message}
-        known = self.held.get(client, {})
-        fresh = [field for field in message if known.get(field) != hashes[field]]
-        self.held[client] = {**known, **hashes}
+        fresh = [field for field in message if held.get(field) != hashes[field]]
         key = tuple((field, hashes[field]) for field in fresh)
         if key not in self._sizes:
             self._sizes[key] = len(message.only(fresh).to_bytes())
-        return self._sizes[key]
+        return self._sizes[key], {**held, **hashes}
 
     def end_round(self) -> None:
         """Forgets the messages of the round."""

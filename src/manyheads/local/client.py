@@ -9,7 +9,6 @@ from manyheads.contract import Broadcast, Predictor, Predictors, PrivateState
 from manyheads.contract.wire import check_upload
 from manyheads.errors import RunError
 from manyheads.local.setting import Setting
-from manyheads.local.testing import Tester
 
 SQUARED_GRADIENT = "squared_gradient"  # the note of a client, where the run takes gradient norms
 
@@ -27,12 +26,29 @@ class Task:
         received: what the server sent.
         private: what it keeps; None for a client that has not taken part yet.
         epochs: local epochs of this turn; None for the run's.
+        down: the bytes that ``received`` costs to send.
     """
 
     client: int
     round: int
     received: Broadcast
     private: PrivateState | None
+    epochs: int | None = None
+    down: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What became of a client's turn on the virtual clock.
+
+    Attributes:
+        seconds: virtual seconds from the broadcast until its answer is there, or would have been.
+        absent: why there is no answer, "dropped" or "late"; "" where there is one.
+        epochs: the local epochs that it had time for, where these are fewer than the run's.
+    """
+
+    seconds: float
+    absent: str = ""
     epochs: int | None = None
 
 
@@ -48,6 +64,7 @@ class Reply:
         loss: mean loss terms of all fits; where two fits have one of the same name, the later one's.
         error: one line, or "" where all went well.
         notes: what the method, or the run, wants to be seen of this client, by name.
+        turn: what became of its turn, where reality is simulated. One that is absent has left nothing else here.
     """
 
     client: int
@@ -57,6 +74,7 @@ class Reply:
     loss: Mapping[str, float]
     error: str = ""
     notes: Mapping[str, float] = field(default_factory=dict)
+    turn: Turn | None = None
 
 
 class ClientRoom:
@@ -64,7 +82,7 @@ class ClientRoom:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._tester = Tester(setting.network, setting.parties.test)
+        self._tester = setting.tester()
 
     def update(self, task: Task, test: bool) -> Reply:
         """A client's round; with ``test`` its trained models are measured."""

@@ -13,7 +13,7 @@ from manyheads.storage import atomic
 from manyheads.storage.log import DamagedError, Log, Stamp, read_bytes, read_stamped, stamp
 from manyheads.storage.private_store import DiskStore
 
-FORMAT = 1
+FORMAT = 2
 _OURS = re.compile(r"\.?\d+\.(json|safetensors)(\.tmp)?")
 
 

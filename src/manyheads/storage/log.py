@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,3 +89,24 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             raise InputError(f'{file}, line {number}: not a row of a round (a JSON object with a whole number "round")')
         rows.append(row)
     return rows
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows that are read when they are first asked for: a long run need not hold them."""
+
+    def __init__(self, read: Callable[[], list[dict[str, Any]]]) -> None:
+        self._read = read
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        return self._read()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        """With any sequence, such as a list."""
+        return isinstance(other, Sequence) and self._rows == list(other)
