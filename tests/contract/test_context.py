@@ -9,6 +9,7 @@ from manyheads.contract import ClientContext, Part, ServerContext
 from manyheads.contract.context import buffer_policy, steps_an_epoch
 from manyheads.errors import InputError
 from manyheads.local.network import Network
+from manyheads.local.rows import CHUNK
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_function_of_every_image(network):
 
     values = toys.context(network).rowwise(fn, data)
     assert torch.equal(values, torch.arange(700.0)[:, None] * torch.tensor([1.0, 2.0]))
-    assert asked == [512, 192]  # the rest is padded
+    assert asked == [CHUNK, CHUNK, 192]  # the rest is padded
 
 
 def test_streams_of_a_context_have_its_round_and_party(network):

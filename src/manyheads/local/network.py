@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from manyheads.contract.model import Model, Module
 from manyheads.contract.tree import Tree
+from manyheads.local.precision import Half
 from manyheads.models.dropout import Dropout
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -43,6 +44,13 @@ class Network:
         self._copy = copy.deepcopy if any(map(_holds_more, self._skeleton.modules())) else _twin
         self.bare = {name for name, part in parts.items() if not any(True for _ in part.parameters())}
         self._empty = {name for name in self.bare if not parts[name].state_dict()}  # in no tree
+        self._half = False
+
+    def half(self) -> Network:
+        """The same network with the products of its parts in bf16; see ``precision.Half``."""
+        network = copy.copy(self)
+        network._half = True
+        return network
 
     def model(self, tree: Tree) -> Model:
         """``tree`` as a frozen model in eval mode. It may lack whole parts that are never called."""
@@ -56,7 +64,7 @@ class Network:
         """
         present = {name.partition(".")[0] for name in tree} | self._empty
         modules = nn.ModuleDict({name: part for name, part in self._skeleton.items() if name in present})
-        bound = Bound(self._copy(modules), self.model)
+        bound = Bound(self._copy(modules), self.model, self._half)
         bound.load(tree)
         bound.train(trained, bare)
         return bound
@@ -65,10 +73,10 @@ class Network:
 class Bound:
     """Modules that hold a tree's tensors."""
 
-    def __init__(self, modules: nn.ModuleDict, at: Callable[[Tree], Model]) -> None:
+    def __init__(self, modules: nn.ModuleDict, at: Callable[[Tree], Model], half: bool) -> None:
         self.modules = modules
         self._slots = _slots(modules)
-        self.calls: dict[str, Module] = dict(modules.items())
+        self.calls: dict[str, Module] = {name: Half(part) if half else part for name, part in modules.items()}
         self._at = at
 
     def load(self, tree: Tree) -> None:
@@ -81,6 +89,17 @@ class Bound:
             _put(places, tree[name])
         self.model = Model(self.calls, Tree(dict(self.modules.named_parameters())), self._at)
 
+    def hold(self, tree: Tree, at: Callable[[Tree], Model]) -> Model:
+        """A model of the tensors themselves, for ``torch.func``, where no parameter may be made of them.
+
+        Modes stay as they are; ``at`` is the model's.
+        """
+        for name, places in self._slots:
+            for owner, leaf in places:
+                held: dict[str, Any] = owner._buffers if leaf in owner._buffers else owner._parameters
+                held[leaf] = tree[name]
+        return Model(self.calls, Tree(dict(self.modules.named_parameters())), at)
+
     def fits(self, tree: Tree) -> bool:
         """Whether ``tree`` has the tensors that these modules hold, and no part more."""
         return {name.partition(".")[0] for name in tree} == {name.partition(".")[0] for name, _ in self._slots}
@@ -90,14 +109,15 @@ class Bound:
         self.modules.eval()
         self.trained = []
         for name, parameter in self.modules.named_parameters():
-            parameter.requires_grad_(name in trained)
+            if parameter.requires_grad != (name in trained):  # torch.func forbids to set it, even to what it is
+                parameter.requires_grad_(name in trained)
             if name in trained:
                 self.trained.append((name, parameter))
         self.live = {name for name, part in self.modules.items() if any(p.requires_grad for p in part.parameters())}
         self.live |= self.modules.keys() & set(bare)
         for name in self.live:
             _train_mode(self.modules[name])
-        self.dropouts = [m for m in self.modules.modules() if isinstance(m, Dropout) and m.training]
+        self.dropouts = [m for m in self.modules.modules() if isinstance(m, Dropout) and m.training and m.p]
 
     def draw_from(self, generator: Generator) -> None:
         """Lets every dropout layer draw its masks from ``generator``."""

@@ -31,17 +31,9 @@ class Descent:
     """
 
     def __init__(self, ctx: Context, trained: Sequence[Named], optim: Optim) -> None:
-        choices = {Part.ALL: optim} if isinstance(optim, Optimizer) else dict(optim)
-        places: dict[Part, list[int]] = {part: [] for part in choices}
-        for place, (name, _) in enumerate(trained):
-            part = next((part for part in choices if part.holds(ctx.tags[name])), None)
-            if part is None:
-                raise ValueError(f"no optimizer was given for {name}, which is trained")
-            places[part].append(place)
         self._rules = [
-            (places[part], _rule([trained[place][1] for place in places[part]], optimizer))
-            for part, optimizer in choices.items()
-            if places[part]
+            (places, _rule([trained[place][1] for place in places], optimizer))
+            for optimizer, places in assigned(ctx, [name for name, _ in trained], optim)
         ]
 
     @torch.no_grad()
@@ -49,6 +41,22 @@ class Descent:
         """One step, from the gradients of all trained parameters in their order."""
         for places, rule in self._rules:
             rule.step([gradients[place] for place in places])
+
+
+def assigned(ctx: Context, names: Sequence[str], optim: Optim) -> list[tuple[Optimizer, list[int]]]:
+    """Each optimizer that is needed, and the places in ``names`` of the parameters that are its.
+
+    Raises:
+        ValueError: a parameter has no optimizer.
+    """
+    choices = {Part.ALL: optim} if isinstance(optim, Optimizer) else dict(optim)
+    places: dict[Part, list[int]] = {part: [] for part in choices}
+    for place, name in enumerate(names):
+        part = next((part for part in choices if part.holds(ctx.tags[name])), None)
+        if part is None:
+            raise ValueError(f"no optimizer was given for {name}, which is trained")
+        places[part].append(place)
+    return [(optimizer, places[part]) for part, optimizer in choices.items() if places[part]]
 
 
 def _rule(parameters: list[nn.Parameter], optimizer: Optimizer) -> Rule:

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.contract.data import Data
 from manyheads.contract.model import Module
 
-CHUNK = 512
+CHUNK = 256  # what the first layer says of more is so large that the allocator cannot keep its memory
 MULTIPLE = 64  # a forward pass over 64 rows equals one over 512 bit for bit, but not one over 7
 
 
@@ -21,7 +21,7 @@ def pad(rows: Tensor) -> Tensor:
 
 
 def chunks(rows: Tensor) -> Iterator[Tensor]:
-    """``rows`` in pieces of at most 512; none where there are no rows."""
+    """``rows`` in pieces of at most 256; none where there are no rows."""
     return iter(torch.split(rows, CHUNK) if len(rows) else ())
 
 
@@ -56,7 +56,7 @@ class RowCache:
         for some in chunks(rows):
             values = self._fn(self._data.x(pad(some)))[: len(some)]
             if self._values is None:
-                self._values = torch.empty(len(self._data), *values.shape[1:], dtype=values.dtype)
+                self._values = values.new_empty(len(self._data), *values.shape[1:])
             self._values[some] = values
             self._done[some] = True
 

@@ -107,7 +107,7 @@ class LocalTrainer:
         gradient = Gradient(ctx, self._network, buffers, plan.phase)
         feed = Feed(ctx, data, steps, None)
         carry = buffers.copied(carry)
-        for group in _grouped(steps, width)[: plan.steps]:
+        for group in grouped(steps, width)[: plan.steps]:
             if self._stopped():
                 raise StoppedError
             gradient.start(group[0])
@@ -128,7 +128,7 @@ class Feed:
         for name, column in data.columns.items():
             self._columns[name] = self._column(column, ahead)
         if bound is not None and not data.maps:
-            for name, part in bound.modules.items():
+            for name, part in list(bound.calls.items()):
                 if name not in bound.live:
                     cached = CachedPart(part, RowCache(part, data, ahead))
                     bound.calls[name] = cached
@@ -158,7 +158,7 @@ class Feed:
         return batch
 
 
-def _grouped(steps: list[Step], width: int) -> list[list[Step]]:
+def grouped(steps: list[Step], width: int) -> list[list[Step]]:
     """Groups of ``width`` steps within an epoch; a last group that lacks some takes the epoch's first ones again."""
     groups = []
     for epoch in dict.fromkeys(step.epoch for step in steps):

@@ -76,14 +76,16 @@ class Dropout(nn.Module):
             return x
         if self.generator is None:
             raise RuntimeError("Dropout in train mode needs a generator: call set_generator(model, generator) first")
+        return x * self.mask(x.shape, x.dtype, self.generator).to(x.device)
+
+    def mask(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """A fresh mask for an input of this shape, on the generator's device."""
         if self.channels:
-            mask = draw_mask((*x.shape[:2], *[1] * (x.dim() - 2)), self.p, self.generator, x.dtype)
-        elif x.dim() == 4:
-            n, c, h, w = x.shape
-            mask = draw_mask((n, h, w, c), self.p, self.generator, x.dtype).permute(0, 3, 1, 2)
-        else:
-            mask = draw_mask(x.shape, self.p, self.generator, x.dtype)
-        return x * mask.to(x.device)
+            return draw_mask((*shape[:2], *[1] * (len(shape) - 2)), self.p, generator, dtype)
+        if len(shape) == 4:
+            n, c, h, w = shape
+            return draw_mask((n, h, w, c), self.p, generator, dtype).permute(0, 3, 1, 2)
+        return draw_mask(shape, self.p, generator, dtype)
 
     def extra_repr(self) -> str:
         """Show the options."""

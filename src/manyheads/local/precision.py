@@ -1,0 +1,53 @@
+"""bf16 training: convolutions and matrix products in half the bits, where the processor has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.contract.model import Module
+
+
+def has_bf16() -> bool:
+    """Whether this processor multiplies bf16 numbers itself. Those with AMX have these AVX-512 instructions as well."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def fallback(precision: str, engine: str = "", device: str = "cpu") -> str:
+    """Why a run goes on in fp32 though its config says ``bf16``, in a line for a person; "" where it need not."""
+    if precision == "fp32":
+        return ""
+    if device != "cpu":
+        reason = f"run.device = {device!r} trains in fp32"
+    elif engine == "vectorized":
+        reason = "run.engine = 'vectorized' trains in fp32"
+    else:
+        reason = "" if has_bf16() else "this processor has no bf16 instructions"
+    return reason and f"train.precision = {precision!r}: {reason}; going on in fp32"
+
+
+class Half:
+    """A part whose convolutions and matrix products run in bf16.
+
+    Weights stay fp32 and get fp32 gradients. So do the part's inputs and outputs: what losses and methods make of them
+    is as exact as ever.
+    """
+
+    def __init__(self, part: Module) -> None:
+        self._part = part
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The part's output, in fp32."""
+        # torch's cache of rounded weights is one for all threads, and mixes up forward passes with and without gradient
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            output: Tensor = _wide(self._part(*inputs))
+        return output
+
+
+def _wide(output: Any) -> Any:
+    """An output in fp32; it may be a tuple, as an autoencoder's."""
+    if isinstance(output, tuple):
+        return tuple(map(_wide, output))
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output

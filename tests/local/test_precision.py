@@ -1,0 +1,137 @@
+import pytest
+import torch
+import toys
+from torch import nn
+
+from manyheads.algorithms.apfl import APFL
+from manyheads.algorithms.fedavg import FedAvg
+from manyheads.algorithms.fedrep import FedRep
+from manyheads.algorithms.pfedkdh import PFedKDH
+from manyheads.local import precision
+from manyheads.local.network import Network, channels_last
+from manyheads.local.precision import Half, fallback
+from manyheads.models.registry import build
+
+
+@pytest.fixture(autouse=True)
+def _has_bf16(monkeypatch):
+    """As on a processor with bf16; one without computes the same products, only slowly."""
+    monkeypatch.setattr(precision, "has_bf16", lambda: True)
+
+
+def setting(algorithm=None, **values):
+    experiment = toys.experiment(algorithm, **values)
+    return experiment.setting(experiment.algorithm.stages(experiment.config.train.rounds)[0])
+
+
+def distance(a, b):
+    """Between two trees, over all that is floating point."""
+    return sum(float((t.double() - b[name]).square().sum()) for name, t in a.items() if t.is_floating_point()) ** 0.5
+
+
+def test_products_run_in_bf16_and_nothing_else():
+    head = nn.Linear(3, 2)
+    inside = []
+    head.register_forward_hook(lambda m, args, out: inside.append(out.dtype))
+    x = torch.randn(5, 3, requires_grad=True)
+    output = Half(head)(x)
+    assert inside == [torch.bfloat16]
+    assert output.dtype == torch.float32
+    # every product of two bf16 numbers is exact in fp32, and so is the sum here up to its last rounding
+    exact = x.bfloat16().double() @ head.weight.bfloat16().double().t() + head.bias.bfloat16().double()
+    assert (output - exact).abs().max() <= 2**-8 * exact.abs().max()
+    assert not torch.equal(output, head(x))
+    gradients = torch.autograd.grad(output.sum(), [head.weight, head.bias, x])
+    assert {g.dtype for g in gradients} == {torch.float32}
+    # of a sum, the gradient of the weights is the sum of the rounded inputs, of the inputs that of the rounded weights
+    torch.testing.assert_close(gradients[0][0], x.detach().bfloat16().float().sum(0), rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(gradients[2][0], head.weight.detach().bfloat16().float().sum(0), rtol=2**-7, atol=2**-7)
+
+
+def test_a_part_with_several_outputs():
+    class Both(nn.Module):
+        def forward(self, x, y):
+            return x @ y, torch.tensor([1])
+
+    product, whole = Half(Both())(torch.ones(2, 3), torch.ones(3, 2))
+    assert product.dtype == torch.float32
+    assert whole.dtype == torch.int64
+    assert product.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+@pytest.mark.parametrize("model", [{}, {"model__name": "resnet8", "model__width": 2}, {"model__name": "mlp"}])
+def test_a_run_stays_near_fp32(model):
+    # one round: three clients, up to ten steps each. bf16 keeps 8 bits, so a product errs by some 0.4 %
+    values = {"train__rounds": 1, "cohorts": [[0, 2, 3]], "train__lr": 0.05, **model}
+    half, full = (toys.run(FedAvg(), train__precision=p, **values).server.model for p in ("bf16", "fp32"))
+    assert {t.dtype for t in half.values()} <= {torch.float32, torch.int64}
+    moved = distance(full, setting(FedAvg(), **values).network.initial)
+    assert 1e-4 * moved < distance(half, full) < 0.05 * moved
+
+
+@pytest.mark.parametrize("algorithm", [PFedKDH(), APFL(), FedRep()])  # a teacher, a scan, a frozen backbone
+def test_every_engine_has_the_same_bits(algorithm, overheard):
+    serial = toys.run(algorithm, train__precision="bf16")
+    heard = dict(overheard)
+    overheard.clear()
+    threads = toys.run(algorithm, train__precision="bf16", run__engine="threads", run__workers=2)
+    assert overheard == heard
+    assert threads.server == serial.server
+    assert threads.private == serial.private
+    assert toys.plain(threads.rows) == toys.plain(serial.rows)
+    assert toys.run(algorithm).server != serial.server
+
+
+def test_processes_have_the_same_bits():
+    serial, processes = (
+        toys.run(FedAvg(), train__precision="bf16", run__engine=e, run__workers=2) for e in ("serial", "processes")
+    )
+    assert processes.server == serial.server
+    assert toys.plain(processes.rows) == toys.plain(serial.rows)
+
+
+def test_models_are_tested_in_fp32(monkeypatch):
+    half, full = (setting(train__precision=p) for p in ("bf16", "fp32"))
+    model = half.algorithm.global_model(half.algorithm.init_server(half.server(0)), half.server(0))
+
+    def refuse(self, *inputs):
+        raise AssertionError
+
+    monkeypatch.setattr(Half, "__call__", refuse)
+    rows = torch.arange(40)
+    assert torch.equal(half.tester().right(model, rows), full.tester().right(model, rows))
+    with pytest.raises(AssertionError):  # while training does go through it
+        half.client(0, 0).features(model.tree, half.parties.train(0))
+
+
+def test_what_is_computed_once_has_the_same_bits_however_rows_are_grouped():
+    parts = build("cnn", shape=(1, 28, 28), classes=4, options={}).parts()
+    network = Network(parts).half()
+    backbone = network.model(channels_last(network.initial)).backbone
+    x = torch.randn(256, 28, 28, 1).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        assert torch.equal(torch.cat([backbone(piece) for piece in x.split(64)]), backbone(x))
+
+
+def test_a_processor_without_bf16_goes_on_in_fp32(monkeypatch):
+    values = {"train__rounds": 1, "cohorts": [[0, 1]]}
+    half = toys.run(FedAvg(), train__precision="bf16", **values).server
+    full = toys.run(FedAvg(), **values).server
+    assert fallback("bf16") == ""
+    monkeypatch.setattr(precision, "has_bf16", lambda: False)
+    assert toys.run(FedAvg(), train__precision="bf16", **values).server == full != half
+    assert fallback("bf16") == ("train.precision = 'bf16': this processor has no bf16 instructions; going on in fp32")
+    assert fallback("fp32") == ""
+
+
+def test_where_else_bf16_cannot_be_had():
+    assert "run.engine = 'vectorized' trains in fp32" in fallback("bf16", engine="vectorized")
+    assert "run.device = 'cuda' trains in fp32" in fallback("bf16", device="cuda")
+    assert fallback("fp32", engine="vectorized", device="cuda") == ""
+
+
+def test_the_processor_is_asked(monkeypatch):
+    monkeypatch.undo()
+    for answer in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda answer=answer: answer)
+        assert precision.has_bf16() is answer
