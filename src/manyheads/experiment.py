@@ -17,16 +17,19 @@ from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition, make_partition
 from manyheads.data.sources import load
 from manyheads.engines import described, make_engine, one_thread
+from manyheads.engines.reality import with_reality
 from manyheads.errors import InputError
 from manyheads.evaluate import Row
 from manyheads.events import Event, Finished, OnEvent, RoundDone, Started, Warned
+from manyheads.local.precision import fallback
 from manyheads.local.setting import Budget, Setting
 from manyheads.models.registry import build
 from manyheads.models.split import SplitModel
 from manyheads.result import Result
 from manyheads.rounds import Rounds, State
 from manyheads.schedule import Moment, cohort, moments
-from manyheads.storage.private_store import MemoryStore
+from manyheads.storage.log import Rows
+from manyheads.storage.private_store import MemoryStore, States
 from manyheads.storage.run_folder import RunFolder
 
 
@@ -63,7 +66,7 @@ class Experiment:
         self._own = {"algorithm": type(algorithm).__name__} if algorithm else {}
         self._own |= {"model": getattr(model, "__name__", "own")} if model else {}
         self.cohorts = self._checked(cohorts) if cohorts is not None else None
-        self._model: Callable[[], SplitModel] = model or self._build
+        self._model = model
 
     def run(self, folder: Path | str | None = None, on_event: OnEvent | None = None, label: str = "") -> Result:
         """Runs all rounds, and stores them in ``folder`` if there is one.
@@ -176,10 +179,12 @@ class Experiment:
         """The round loop."""
         say, label = on_event or _ignore, label or self.config.algorithm.name
         stages = self.algorithm.stages(self.config.train.rounds)
-        rows = folder.rows() if folder else []
-        done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in rows)
+        done = sum(row["round"] >= 0 or bool(row["cohort"]) for row in folder.rows()) if folder else 0
+        rows: list[Row] = []  # of a run that is not stored
         engine = described(self.config.run.engine, self.config.run.workers)
         say(Started(label, sum(stage.rounds for stage in stages), done, engine))
+        if line := self._fallback():
+            say(Warned(label, line))
         schedule = [moment for moment in moments(stages) if moment.position > position]
         with one_thread():
             for index, stage in enumerate(stages):
@@ -194,31 +199,45 @@ class Experiment:
                             row = rounds.begin(moment, state, stage.fresh)
                         else:
                             row = rounds.round(moment, state, self._cohort(moment, stage))
-                        rows.append(row)
                         if folder:
                             folder.append(row)
                             folder.commit(moment.position, _present(state.server), state.to_json())
+                        else:
+                            rows.append(row)
                         for client, reason in row.get("dropped", {}).items():
                             say(Warned(label, f"client {client} is left out of the round: {reason}"))
                         say(RoundDone(label, row["round"], row))
         path = folder.path if folder else None
         say(Finished(label, path))
-        return _result(rows, state, path)
+        return _result(Rows(folder.rows) if folder else rows, state, path)
 
     @contextmanager
     def _rounds(self, index: int, stage: Stage, say: Callable[[str], None]) -> Iterator[Rounds]:
         """Everything that a stage needs to run."""
         run, setting = self.config.run, self.setting(stage)
         with make_engine(run.engine, run.workers, setting, say) as engine:
-            yield Rounds(setting, engine, self.config, index)
+            yield Rounds(setting, with_reality(engine, setting, self.config.reality), self.config, index)
 
     def setting(self, stage: Stage) -> Setting:
         """What a stage runs with: its network and every party's context."""
         train, run = self.config.train, self.config.run
         budget = Budget(train.epochs, train.batch, SGD(train.lr, train.momentum, train.weight_decay, train.clip))
         return Setting.make(
-            stage.algorithm, self._model, self.federation, budget, stage.rounds, run.seed, run.buffers, run.gradients
+            stage.algorithm,
+            self._model or self._build,
+            self.federation,
+            budget,
+            stage.rounds,
+            run.seed,
+            run.buffers,
+            run.gradients,
+            run.device,
+            train.precision == "bf16" and not self._fallback(),
         )
+
+    def _fallback(self) -> str:
+        """Why training does not have the precision that the config asks for; else ""."""
+        return fallback(self.config.train.precision, self.config.run.engine, self.config.run.device)
 
     def _cohort(self, moment: Moment, stage: Stage) -> Sequence[int]:
         assert moment.round is not None
@@ -270,9 +289,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _result(rows: list[Row], state: State, path: Path | None) -> Result:
-    private = {client: kept for client in sorted(state.active) if (kept := state.private(client)) is not None}
-    return Result(rows, _present(state.server), private, path)
+def _result(rows: Sequence[Row], state: State, path: Path | None) -> Result:
+    return Result(rows, _present(state.server), States(state.store, state.active()), path)
 
 
 def _present(server: ServerState | None) -> ServerState:

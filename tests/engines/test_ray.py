@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -69,3 +70,12 @@ def test_what_workers_cannot_load_is_said_in_a_line():
             toys.run(Elsewhere(), run__engine="ray", run__workers=1)
     finally:
         del sys.modules["nowhere"]
+
+
+def test_what_cannot_be_sent_is_said_in_a_line():
+    class Holds(FedPer):
+        lock = threading.Lock()
+
+    line = "run.engine = 'ray': the method or network cannot be sent to workers: cannot pickle '_thread.lock' object"
+    with pytest.raises(InputError, match=f"^{line}$"):
+        toys.run(Holds(), run__engine="ray", run__workers=1)

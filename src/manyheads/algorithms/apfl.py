@@ -16,6 +16,9 @@ that the personal model is w at alpha 0 and v at alpha 1.
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from manyheads.contract import (
     Algorithm,
     Batch,
@@ -31,7 +34,7 @@ from manyheads.contract import (
     between,
 )
 
-Carry = tuple[Tree, Tree, float, int]
+Carry = tuple[Tree, Tree, Tensor, int]
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,16 @@ class APFL(Algorithm):
         def step(carry: Carry, b: Batch, grad: Grad) -> Carry:
             w, v, alpha, number = carry
             of_w, _ = grad(self.loss, w, b)
-            mixture = v | ctx.take(w.lerp(v, alpha), Part.PARAMETERS)  # with the buffers of v, which grad updates
+            # with the buffers of v, which grad updates
+            mixture = v | ctx.take(w.lerp(v, alpha.float()), Part.PARAMETERS)
             mixed, _ = grad(self.loss, mixture, b)
-            slope = sum(float(((v[name] - w[name]) * g).sum()) for name, g in mixed.items())
-            moves = self.adaptive and number == 0
-            moved = min(1.0, max(0.0, alpha - lr * slope)) if moves else alpha
+            slope = sum(((v[name] - w[name]) * g).sum().double() for name, g in mixed.items())
+            moved = (alpha - lr * slope).clamp(0, 1) if self.adaptive and number == 0 else alpha
             return w.descend(of_w, lr), v.descend(mixed * alpha, lr), moved, number + 1
 
-        w, v, alpha, _ = ctx.scan((self.assemble(received, private), private.own, private.alpha, 0), step, data)
+        share = torch.tensor(private.alpha, dtype=torch.float64)
+        w, v, share, _ = ctx.scan((self.assemble(received, private), private.own, share, 0), step, data)
+        alpha = float(share)
         ctx.note("alpha", alpha)
         update = self.update(w, received, private, data, ctx)
         return replace(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import pstdev
 
 import torch
+from torch import Tensor
 
 from manyheads.contract import (
     Algorithm,
@@ -92,21 +93,21 @@ class FedALA(Algorithm):
 
     def settled(self, model: Tree, last: Tree, weights: Tree, data: Data, ctx: ClientContext, most: int) -> Tree:
         """W after epochs on a share of the images, until the loss is settled or ``most`` are done."""
-        new = ctx.take(model, Part.HEAD)
         rows = torch.randperm(len(data), generator=ctx.rng("share"))[: max(1, int(self.share * len(data)))]
-        some = data.take(rows)
+        some = data.take(rows).given(received=model, last=last, new=ctx.take(model, Part.HEAD))
 
-        def step(carry: tuple[Tree, float], b: Batch, grad: Grad) -> tuple[Tree, float]:
+        def step(carry: tuple[Tree, Tensor], b: Batch, grad: Grad) -> tuple[Tree, Tensor]:
             w, total = carry
             # The backbone counts as trained, so that its dropout is on; layers with batch statistics do not.
-            gradient, loss = grad(self.loss, model | last.lerp(new, w), b, Part.ALL - Part.NORM)
-            slope = Tree({name: g * (new[name] - last[name]) for name, g in ctx.take(gradient, Part.HEAD).items()})
-            return w.descend(slope, self.weight_lr).map(lambda t: t.clamp(0, 1)), total + float(loss)
+            gradient, loss = grad(self.loss, b.received | b.last.lerp(b.new, w), b, Part.ALL - Part.NORM)
+            slope = Tree({name: g * (b.new[name] - b.last[name]) for name, g in ctx.take(gradient, Part.HEAD).items()})
+            return w.descend(slope, self.weight_lr).map(lambda t: t.clamp(0, 1)), total + loss.double()
 
         losses: list[float] = []
         for epoch in range(most):
-            weights, total = ctx.scan((weights, 0.0), step, some, epochs=range(epoch, epoch + 1), phase="weights")
-            losses.append(total / ctx.steps(some, 1))
+            start = (weights, torch.zeros((), dtype=torch.float64))
+            weights, total = ctx.scan(start, step, some, epochs=range(epoch, epoch + 1), phase="weights")
+            losses.append(float(total) / ctx.steps(some, 1))
             if len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < SETTLED:
                 break
         return weights

@@ -103,7 +103,7 @@ class FedCP(Algorithm):
         z = m.backbone(b.x)
         return {
             "ce": ce(divided(m, z, b.context, b.noise), b),
-            "mmd": self.mmd_weight * mmd(z, b.reference),
+            "mmd": self.mmd_weight * mmd(z, b.reference, b.mask),
         }
 
     def update(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
@@ -124,11 +124,18 @@ def divided(m: Model, z: Tensor, about: Tensor, noise: Tensor) -> Tensor:
     return answer
 
 
-def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy of two samples, ``[n, d]`` each, with Gaussian kernels of four widths."""
+def mmd(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The squared maximum mean discrepancy of two samples, ``[n, d]`` each, with Gaussian kernels of four widths.
+
+    ``mask`` is a batch's: 1 for a real sample and 0 for padding, ``[n]``.
+    """
 
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         apart = x.square().sum(dim=1)[:, None] + y.square().sum(dim=1) - 2 * x @ y.T  # squared distances
-        return torch.stack([torch.exp(-apart / (2 * width)) for width in BANDWIDTHS]).sum(dim=0).mean()
+        each = torch.stack([torch.exp(-apart / (2 * width)) for width in BANDWIDTHS]).sum(dim=0)
+        if mask is None:
+            return each.mean()
+        real = mask[:, None] * mask
+        return (each * real).sum() / real.sum()
 
     return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)

@@ -212,9 +212,9 @@ class FedeCouple(OwnHead):
         """(1 - l) CE + l T^2 KL(global head || private head), both heads on the same features."""
         z = m.backbone(b.x)
         student, teacher = m.head(z), m.at(b.global_head).head(z)
-        weight = torch.full((len(b),), b.kd_weight)
+        weight = torch.full((len(b),), b.kd_weight, device=b.y.device)
         if self.dynamic == "confidence":
-            weight = weight * softmax(teacher, dim=1)[torch.arange(len(b)), b.y]
+            weight = weight * softmax(teacher, dim=1)[torch.arange(len(b), device=b.y.device), b.y]
         return {
             "ce": b.mean((1 - weight) * each_ce(student, b)),
             "kd": b.mean(weight * each_kl(teacher, student, self.temperature)),

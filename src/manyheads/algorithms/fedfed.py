@@ -50,7 +50,7 @@ from manyheads.contract import (
     above,
     at_least,
 )
-from manyheads.errors import InputError
+from manyheads.errors import InputError, RunError
 from manyheads.local.losses import ce
 from manyheads.models.vae import VAE
 
@@ -113,6 +113,8 @@ class FedFed(Algorithm):
 
     def init_server(self, ctx: ServerContext, previous: ServerState | None = None) -> ServerState:
         """The initial model, and the pool."""
+        if previous is not None and "labels" not in previous:
+            raise RunError("no client answered in the round of sharing: FedFed has no images to share")
         return ServerState(model=ctx.initial) if previous is None else previous.replace(model=ctx.initial)
 
     def broadcast(self, server: ServerState, client: int, ctx: ServerContext) -> Broadcast:
@@ -227,8 +229,8 @@ class Sharing(Distilling):
         scale, shift = normalisation(data)
 
         def rest(x: Tensor) -> Tensor:
-            pixels = x * scale + shift
-            painted: Tensor = frozen.generator(pixels, torch.zeros(len(x), method.latent))[0]
+            pixels = x * scale.to(x) + shift.to(x)
+            painted: Tensor = frozen.generator(pixels, torch.zeros(len(x), method.latent, device=x.device))[0]
             return pixels - painted
 
         left = bounded(ctx.rowwise(rest, data), method.bound)

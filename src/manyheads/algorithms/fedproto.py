@@ -97,4 +97,5 @@ class FedProto(Algorithm):
 
 def by_distance(m: Model, x: Tensor, *, prototypes: Tensor, known: Tensor) -> Tensor:
     """Minus the distance of features to every prototype, ``[n, classes]``; a class without one is never nearest."""
-    return torch.where(known > 0, -torch.cdist(m.backbone(x), prototypes), -torch.inf)
+    z = m.backbone(x)
+    return torch.where(known.to(z) > 0, -torch.cdist(z, prototypes.to(z)), -torch.inf)

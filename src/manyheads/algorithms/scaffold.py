@@ -75,13 +75,12 @@ class Scaffold(Algorithm):
 
     def local_update(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Update:
         start, lr = self.assemble(received, private), ctx.sgd.lr
-        correction = received.control - private.control
 
         def step(y: Tree, b: Batch, grad: Grad) -> Tree:
             gradient, _ = grad(self.loss, y, b)
-            return y.descend(correction + gradient, lr)  # a frozen parameter has a correction, which is 0
+            return y.descend(b.correction + gradient, lr)  # a frozen parameter has a correction, which is 0
 
-        trained = ctx.scan(start, step, data)
+        trained = ctx.scan(start, step, data.given(correction=received.control - private.control))
         moved = ctx.take(start - trained, Part.PARAMETERS)
         control = private.control - received.control + moved * (1 / (ctx.steps(data) * lr))
         update = self.update(trained, received, private, data, ctx)

@@ -40,7 +40,8 @@ class Pixels:
     @cached_property
     def _normalisation(self) -> tuple[Tensor, Tensor]:
         scale = torch.tensor([1 / (255 * s) for s in self.std])
-        return scale, torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        return scale.to(self.images.device), shift.to(self.images.device)
 
 
 class Source(Protocol):
@@ -78,21 +79,22 @@ class Batch:
         y: int64 ``[n]``.
         rows: int64 ``[n]``, the samples' places in their ``Data``.
         mask: float ``[n]``, 1 for a real sample and 0 for padding; None where all are real.
+        extra: columns and constants by name.
     """
 
     def __init__(
         self, x: Tensor, y: Tensor, rows: Tensor, extra: Mapping[str, Any], mask: Tensor | None = None
     ) -> None:
         self.x, self.y, self.rows, self.mask = x, y, rows, mask
-        self._extra = extra
+        self.extra = extra
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         try:
-            return self._extra[name]
+            return self.extra[name]
         except KeyError:
-            have = ", ".join(["x", "y", *self._extra])
+            have = ", ".join(["x", "y", *self.extra])
             raise AttributeError(
                 f"the batch has no {name!r}; it has {have}; add it with data.with_() or data.given()"
             ) from None
@@ -109,7 +111,7 @@ class Batch:
     def replace(self, **fields: Tensor) -> Batch:
         """A copy with ``x``, ``y`` or columns replaced; for functions given to ``Data.map``."""
         own = {name: fields.pop(name) for name in ("x", "y") if name in fields}
-        return Batch(own.get("x", self.x), own.get("y", self.y), self.rows, {**self._extra, **fields}, self.mask)
+        return Batch(own.get("x", self.x), own.get("y", self.y), self.rows, {**self.extra, **fields}, self.mask)
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,6 @@ class Data:
         return replace(self, draws={**self.draws, **columns})
 
     def _free(self, names: Mapping[str, Any]) -> None:
-        taken = {"x", "y", "rows", "mask", "mean", "replace", *self.columns, *self.constants, *self.draws}
+        taken = {"x", "y", "rows", "mask", "extra", "mean", "replace", *self.columns, *self.constants, *self.draws}
         if clash := taken & set(names):
             raise ValueError(f"the data has {sorted(clash)[0]!r} already; choose another name")

@@ -62,7 +62,7 @@ class Tree(Mapping[str, Tensor]):
         """A copy that shares no memory with this tree."""
         return self.map(lambda t: t.detach().clone())
 
-    def lerp(self, other: Tree, weight: float | Tree) -> Tree:
+    def lerp(self, other: Tree, weight: float | Tensor | Tree) -> Tree:
         """``self + weight * (other - self)``, exact at 0 and 1; ``weight`` is a number, or a tree of them."""
         return self._with(
             other, lambda name, a, b: torch.lerp(a, b, weight[name] if isinstance(weight, Tree) else weight)
@@ -78,7 +78,7 @@ class Tree(Mapping[str, Tensor]):
     def __sub__(self, other: Tree) -> Tree:
         return self._with(other, lambda _, a, b: a - b)
 
-    def __mul__(self, factor: float | Tree) -> Tree:
+    def __mul__(self, factor: float | Tensor | Tree) -> Tree:
         if isinstance(factor, Tree):
             return self._with(factor, lambda _, a, b: a * b)
         return self.map(lambda t: t * factor if t.is_floating_point() else t.clone())

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 
 from manyheads.errors import InputError, unknown
+from manyheads.local.allocator import keep_memory
 from manyheads.local.client import Correct, Reply, Task
 from manyheads.local.setting import Setting
 
@@ -48,6 +49,8 @@ def make_engine(
         InputError: there is no such engine, or it cannot run here or with this network.
     """
     chosen = _picked(name, workers)
+    if setting.placement and chosen in _APART:
+        raise InputError(f"run.engine = {chosen!r}: its workers share no device; take serial, threads or vectorized")
     module = importlib.import_module(f"manyheads.engines.{chosen}")
     return cast(MakesEngine, getattr(module, chosen.capitalize()))(setting, workers, say)
 
@@ -61,6 +64,7 @@ def described(name: str, workers: int | None) -> str:
 
 
 _LOCAL = ("threads", "processes", "wire")
+_APART = ("processes", "wire", "ray")  # these have memory of their own
 
 
 def _picked(name: str, workers: int | None) -> str:
@@ -78,7 +82,11 @@ def cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread inside each torch operation: the order of sums depends on nothing, and workers do not collide."""
+    """One thread inside each torch operation: the order of sums depends on nothing, and workers do not collide.
+
+    Memory is kept, by which training is faster; that outlasts the block.
+    """
+    keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.contract import Broadcast, PrivateState
+from manyheads.contract.wire import WireError
 from manyheads.errors import InputError, RunError
 from manyheads.local.client import ClientRoom, Correct, Reply, Task
 from manyheads.local.setting import Setting
 
-_KNOWN: Mapping[str, type[Exception]] = {"InputError": InputError, "RunError": RunError}
+_KNOWN: Mapping[str, type[Exception]] = {"InputError": InputError, "WireError": WireError, "RunError": RunError}
 
 
 def _pack(head: Mapping[str, Any], *blobs: bytes) -> bytes:

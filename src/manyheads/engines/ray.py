@@ -48,7 +48,11 @@ class _Actors:
     def __init__(self, ray: Any, setting: Setting) -> None:
         self._ray = ray
         self._kind = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        self._setting = ray.put(setting)
+        try:
+            self._setting = ray.put(setting)
+        except TypeError as error:
+            why = error.__cause__ or str(error).partition("\n")[0]
+            raise InputError(f"run.engine = 'ray': the method or network cannot be sent to workers: {why}") from None
         self._check()
 
     def _check(self) -> None:

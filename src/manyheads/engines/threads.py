@@ -26,11 +26,8 @@ class Threads:
         self._stop = threading.Event()
         self._setting, self._workers = replace(setting, stopped=self._stop.is_set), workers or cores()
         self._own = threading.local()
-        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client", initializer=self._start)
-
-    def _start(self) -> None:
-        torch.set_num_threads(1)
-        self._own.room = ClientRoom(self._setting)
+        made = (self._own, self._setting)  # a method of this object would close a circle, in which nothing is freed
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="client", initializer=_start, initargs=made)
 
     def __enter__(self) -> Threads:
         return self
@@ -68,3 +65,8 @@ class Threads:
     def _room(self) -> ClientRoom:
         room: ClientRoom = self._own.room
         return room
+
+
+def _start(own: threading.local, setting: Setting) -> None:
+    torch.set_num_threads(1)
+    own.room = ClientRoom(setting)

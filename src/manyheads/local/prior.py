@@ -28,4 +28,4 @@ def with_prior(predictor: Predictor, y: Tensor, classes: int) -> Predictor:
 
 def _shifted(m: Model, x: Tensor, *, logits: Logits, shift: Tensor) -> Tensor:
     answer = logits(m, x)
-    return answer + shift.to(answer.dtype)
+    return answer + shift.to(answer)

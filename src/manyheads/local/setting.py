@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from manyheads.contract import SGD, Algorithm, ClientContext, Context, Data, ServerContext, Sizes
 from manyheads.contract.context import SERVER, buffer_policy
 from manyheads.contract.random import seed_of
+from manyheads.contract.trainer import Trainer
 from manyheads.errors import InputError
 from manyheads.local.network import Network, channels_last
+from manyheads.local.outputs import Outputs
+from manyheads.local.placement import PlacedTrainer, Placement
+from manyheads.local.testing import Tester, evaluated
 from manyheads.local.training import LocalTrainer
 from manyheads.models.dropout import replace_dropout
 from manyheads.models.probing import probe
@@ -77,6 +81,10 @@ class Setting:
         feature_dim: the length of a feature vector.
         gradients: note the squared gradient norm of every client's local objective.
         stopped: asked before every step; training ends where it says True.
+        trainer: runs ``fit`` and ``scan``; None for the reference.
+        placement: the device of training and tests; None for the CPU.
+        half: training multiplies in bf16; tests never do.
+        outputs: of the parts of tested models, for all testers of the stage.
     """
 
     algorithm: Algorithm
@@ -89,6 +97,10 @@ class Setting:
     feature_dim: int
     gradients: bool = False
     stopped: Callable[[], bool] = lambda: False
+    trainer: Trainer | None = None
+    placement: Placement | None = None
+    half: bool = False
+    outputs: Outputs = field(kw_only=True)
 
     @classmethod
     def make(
@@ -101,6 +113,8 @@ class Setting:
         seed: int,
         buffers: str,
         gradients: bool = False,
+        device: str = "cpu",
+        half: bool = False,
     ) -> Setting:
         """Builds the network. The base model and a method's own modules are drawn from a stream each."""
         with _SEEDING, torch.random.fork_rng(devices=[]):
@@ -112,7 +126,26 @@ class Setting:
             parts = algorithm.parts(base.parts(), sizes)
             network = Network({name: replace_dropout(part) for name, part in parts.items()})
             _check_bound(base, Network(base.parts()), parties.shape)
-        return cls(algorithm, network, parties, budget, rounds, seed, buffers, feature_dim, gradients)
+        wanted = torch.cat([parties.test_rows(client) for client in evaluated(parties.clients, seed)])
+        placement = None if device == "cpu" else Placement(device)
+        return cls(
+            algorithm,
+            network,
+            parties,
+            budget,
+            rounds,
+            seed,
+            buffers,
+            feature_dim,
+            gradients,
+            placement=placement,
+            half=half,
+            outputs=Outputs(placement.data(parties.test) if placement else parties.test, wanted),
+        )
+
+    def tester(self) -> Tester:
+        """Tests models; one for each thread that does."""
+        return Tester(self.network, self.outputs.test, self.outputs)
 
     def client(self, round: int, client: int, epochs: int | None = None) -> ClientContext:
         """The context of a client in a round; with ``epochs`` for a turn of another length than the run's."""
@@ -130,6 +163,8 @@ class Setting:
 
     def _context(self, kind: type[C], round: int, party: int) -> C:
         down, up = buffer_policy(self.buffers)
+        network = self.network.half() if self.half else self.network
+        trainer = self.trainer or LocalTrainer(network, self.stopped)
         return kind(
             initial=self.network.initial,
             tags=self.network.tags,
@@ -143,7 +178,7 @@ class Setting:
             batch=self.budget.batch,
             seed=self.seed,
             party=party,
-            trainer=LocalTrainer(self.network, self.stopped),
+            trainer=PlacedTrainer(trainer, self.placement) if self.placement else trainer,
             keep_down=down,
             keep_up=up,
         )
