@@ -14,7 +14,7 @@ class Started:
         label: the run's name among those of a comparison, such as ``"fedper"`` or ``"fedper, seed 1"``.
         rounds: how many rounds it has in all, with those of earlier stages.
         done: how many of them were finished earlier (0 for a fresh run).
-        engine: what runs the clients, such as ``"2 threads"``.
+        engine: what runs the clients, such as ``"threads, 2 at a time"``.
     """
 
     label: str

@@ -16,7 +16,7 @@ from manyheads.data.dataset import Dataset
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition, make_partition
 from manyheads.data.sources import load
-from manyheads.engines import described, make_engine, one_thread
+from manyheads.engines import check_engine, described, make_engine, one_thread
 from manyheads.engines.reality import with_reality
 from manyheads.errors import InputError
 from manyheads.evaluate import Row
@@ -88,10 +88,11 @@ class Experiment:
         """Builds each stage's network and drops it, so that what does not fit is refused before anything is stored.
 
         Raises:
-            InputError: the network does not fit the data, or the method lacks an auxiliary set.
+            InputError: the network does not fit the data or the engine, or the method lacks an auxiliary set.
         """
         for index, stage in enumerate(self.algorithm.stages(self.config.train.rounds)):
             setting = self.setting(stage)
+            check_engine(self.config.run.engine, self.config.run.workers, setting)
             if index == 0 and setting.parties.auxiliary is None:
                 stage.algorithm.init_server(setting.server(0))  # costs nothing where no auxiliary set is asked for
 
@@ -230,9 +231,9 @@ class Experiment:
             stage.rounds,
             run.seed,
             run.buffers,
-            run.gradients,
-            run.device,
-            train.precision == "bf16" and not self._fallback(),
+            gradients=run.gradients,
+            device=run.device,
+            half=train.precision == "bf16" and not self._fallback(),
         )
 
     def _fallback(self) -> str:

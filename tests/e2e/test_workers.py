@@ -35,10 +35,16 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def running(tmp_path, config_text, environment) -> Iterator[subprocess.Popen[str]]:
+def engine(request) -> str:
+    """What runs the clients."""
+    return getattr(request, "param", "processes")
+
+
+@pytest.fixture
+def running(engine, tmp_path, config_text, environment) -> Iterator[subprocess.Popen[str]]:
     """A command whose clients run in worker processes, in a process group of its own; it is in its first rounds."""
     (tmp_path / "run.toml").write_text(config_text.replace("rounds = 6", f"rounds = {ROUNDS}"))
-    line = [sys.executable, "-m", "manyheads", "run", "run.toml", "--folder", "run", "--set", "run.engine=processes"]
+    line = [sys.executable, "-m", "manyheads", "run", "run.toml", "--folder", "run", "--set", f"run.engine={engine}"]
     line += ["--set", "train.epochs=20"]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, cwd=tmp_path, env=environment, **pipes, text=True, start_new_session=True) as process:
@@ -77,15 +83,20 @@ def test_a_random_worker_killed_twenty_times(running, tmp_path, bits):
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("engine", ["processes", "wire"], indirect=True)
 def test_workers_end_with_the_command_and_hold_nothing(running, tmp_path):
     next(rounds(running))
     workers = children(running.pid)
     assert len(workers) == 2
+    workers += [child for worker in workers for child in children(worker)]
     running.kill()
     running.wait()
     _, stored = Experiment.load(tmp_path / "run")  # needs the run's lock, which ends with the last process that has it
     assert stored.rows
-    assert not [worker for worker in workers if alive(worker)]
+    deadline = time.monotonic() + 60
+    while left := [worker for worker in workers if alive(worker)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_ctrl_c_reaches_the_command_only(running, tmp_path):

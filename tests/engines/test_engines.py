@@ -1,3 +1,4 @@
+import os
 import threading
 
 import methods
@@ -161,3 +162,20 @@ def test_clients_stop_at_their_next_step_when_something_went_wrong():
 
     with pytest.raises(KeyError):
         fail()
+
+
+def test_an_engine_that_does_not_fit_is_refused_before_anything_is_stored(tmp_path, monkeypatch):
+    bad = {"model__name": "resnet8", "model__width": 2, "run__engine": "vectorized"}
+    with pytest.raises(InputError, match="BatchNorm"):
+        toys.run(FedPer(), folder=tmp_path / "run", **bad)
+    monkeypatch.delattr(os, "fork")
+    for engine in ("processes", "wire"):
+        with pytest.raises(InputError, match="cannot fork processes; take 'threads'"):
+            toys.run(FedPer(), folder=tmp_path / "run", run__engine=engine)
+    assert not (tmp_path / "run").exists()
+
+
+def test_forks_are_refused_where_torch_sees_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES="):
+        toys.run(FedPer(), run__engine="processes")

@@ -79,3 +79,8 @@ def test_what_cannot_be_sent_is_said_in_a_line():
     line = "run.engine = 'ray': the method or network cannot be sent to workers: cannot pickle '_thread.lock' object"
     with pytest.raises(InputError, match=f"^{line}$"):
         toys.run(Holds(), run__engine="ray", run__workers=1)
+
+
+def test_more_workers_than_processors_would_wait_for_ever():
+    with pytest.raises(InputError, match=r"^run\.workers = 3: the Ray cluster has 2 processors$"):
+        toys.run(FedPer(), run__engine="ray", run__workers=3)

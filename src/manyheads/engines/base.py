@@ -39,6 +39,9 @@ class MakesEngine(Protocol):
         ``say`` takes what a person should read, a line at a time.
         """
 
+    def check(self, setting: Setting, /) -> None:
+        """Raises InputError where the engine cannot run here, or with this network."""
+
 
 def make_engine(
     name: str, workers: int | None, setting: Setting, say: Say = lambda line: None
@@ -48,15 +51,24 @@ def make_engine(
     Raises:
         InputError: there is no such engine, or it cannot run here or with this network.
     """
+    check_engine(name, workers, setting)
+    return _kind(name, workers)(setting, workers, say)
+
+
+def check_engine(name: str, workers: int | None, setting: Setting) -> None:
+    """Raises InputError where ``make_engine`` would."""
     chosen = _picked(name, workers)
     if setting.placement and chosen in _APART:
         raise InputError(f"run.engine = {chosen!r}: its workers share no device; take serial, threads or vectorized")
-    module = importlib.import_module(f"manyheads.engines.{chosen}")
-    return cast(MakesEngine, getattr(module, chosen.capitalize()))(setting, workers, say)
+    _kind(name, workers).check(setting)
 
 
 def described(name: str, workers: int | None) -> str:
-    """What ``make_engine`` is going to make, in words: ``"threads, 2 at a time"``. Raises as it does."""
+    """What ``make_engine`` is going to make, in words: ``"threads, 2 at a time"``.
+
+    Raises:
+        InputError: there is no such engine.
+    """
     chosen = _picked(name, workers)
     if chosen == "serial":
         return chosen
@@ -73,6 +85,11 @@ def _picked(name: str, workers: int | None) -> str:
     if name != "auto":
         return name
     return "serial" if (workers or cores()) == 1 else "threads"
+
+
+def _kind(name: str, workers: int | None) -> MakesEngine:
+    chosen = _picked(name, workers)
+    return cast(MakesEngine, getattr(importlib.import_module(f"manyheads.engines.{chosen}"), chosen.capitalize()))
 
 
 def cores() -> int:

@@ -42,14 +42,9 @@ class Forks:
 
     Args:
         start: makes, inside a worker, what answers its messages.
-
-    Raises:
-        InputError: this system cannot fork.
     """
 
     def __init__(self, start: Callable[[], Answer]) -> None:
-        if not hasattr(os, "fork"):
-            raise InputError("run.engine: this system cannot fork processes; take 'threads', which gives the same bits")
         self._start = start
 
     def start(self) -> Fork:
@@ -83,6 +78,17 @@ class Forks:
         answer = self._start()
         while True:  # until nobody is at the other end, which raises EOFError
             pipe.send_bytes(answer(pipe.recv_bytes()))
+
+
+def check_forks(setting: Setting) -> None:
+    """Raises InputError where a fork of this process could not train, whatever the setting."""
+    if not hasattr(os, "fork"):
+        raise InputError("run.engine: this system cannot fork processes; take 'threads', which gives the same bits")
+    if torch.cuda.is_available():  # then autograd keeps threads, which do not survive a fork
+        raise InputError(
+            "run.engine: a forked process cannot train where torch sees a GPU; take 'threads', which gives the same "
+            "bits, or hide it: CUDA_VISIBLE_DEVICES="
+        )
 
 
 def fork(run: Callable[[Connection], None]) -> Fork:

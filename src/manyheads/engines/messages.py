@@ -57,6 +57,8 @@ class Handler:
         except MemoryError:
             raise
         except Exception as error:
+            if "DefaultCPUAllocator" in str(error):  # torch's word for it, a RuntimeError
+                raise MemoryError from None
             kind = next((name for name, known in _KNOWN.items() if isinstance(error, known)), type(error).__name__)
             return _pack({"raised": kind, "says": str(error), "traceback": traceback.format_exc()})
 

@@ -30,16 +30,34 @@ class Ray(Remote):
         if self._ours:
             here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers or cores(), "include_dashboard": False}
             self._ray.init(log_to_driver=False, logging_level="ERROR", **here)
-        count = workers or int(self._ray.cluster_resources().get("CPU", 1))
-        super().__init__(Pool(_Actors(self._ray, setting), count, say))
+        try:
+            super().__init__(Pool(_Actors(self._ray, setting), self._count(workers), say))
+        except BaseException:
+            self._shut()
+            raise
+
+    @staticmethod
+    def check(setting: Setting) -> None:
+        """Refuses where Ray is not installed."""
+        _library()
+
+    def _count(self, workers: int | None) -> int:
+        """How many workers; more than the cluster has processors would wait for ever."""
+        there = int(self._ray.cluster_resources().get("CPU", 0))
+        if not 0 < (workers or 1) <= there:
+            raise InputError(f"run.workers = {workers or 'unset'}: the Ray cluster has {there} processors")
+        return workers or there
+
+    def _shut(self) -> None:
+        if self._ours:
+            self._ray.shutdown()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends the workers, and the cluster where it was started here."""
         super().__exit__(kind, error, trace)
-        if self._ours:
-            self._ray.shutdown()
+        self._shut()
 
 
 class _Actors:

@@ -20,11 +20,11 @@ from manyheads.errors import InputError, RunError
 from manyheads.local.client import ClientRoom, Correct, Reply, Task
 from manyheads.local.network import Network
 from manyheads.local.setting import Setting
-from manyheads.local.stack import NotStackableError
-from manyheads.local.stack_fit import fit
-from manyheads.local.stack_network import batch_statistics
-from manyheads.local.stack_request import Fit, Request, Scan, groups
-from manyheads.local.stack_scan import scan
+from manyheads.local.stacked.fit import fit
+from manyheads.local.stacked.network import batch_statistics
+from manyheads.local.stacked.request import Fit, Request, Scan, groups
+from manyheads.local.stacked.scan import scan
+from manyheads.local.stacked.values import NotStackableError
 from manyheads.local.training import LocalTrainer
 
 T = TypeVar("T")
@@ -46,6 +46,11 @@ class Vectorized:
         self._most = workers or WORKERS
         self._meeting = Meeting(setting.network, setting.stopped, partial(_say, say, type(setting.algorithm).__name__))
         self._room = ClientRoom(replace(setting, trainer=self._meeting))
+
+    @staticmethod
+    def check(setting: Setting) -> None:
+        """Refuses a network whose backbone or head has BatchNorm."""
+        Meeting(setting.network, setting.stopped, lambda line: None)
 
     def __enter__(self) -> Vectorized:
         return self

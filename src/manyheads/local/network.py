@@ -44,12 +44,12 @@ class Network:
         self._copy = copy.deepcopy if any(map(_holds_more, self._skeleton.modules())) else _twin
         self.bare = {name for name, part in parts.items() if not any(True for _ in part.parameters())}
         self._empty = {name for name in self.bare if not parts[name].state_dict()}  # in no tree
-        self._half = False
+        self._wrap: Callable[[Module], Module] = _as_it_is
 
     def half(self) -> Network:
         """The same network with the products of its parts in bf16; see ``precision.Half``."""
         network = copy.copy(self)
-        network._half = True
+        network._wrap = Half
         return network
 
     def model(self, tree: Tree) -> Model:
@@ -64,7 +64,7 @@ class Network:
         """
         present = {name.partition(".")[0] for name in tree} | self._empty
         modules = nn.ModuleDict({name: part for name, part in self._skeleton.items() if name in present})
-        bound = Bound(self._copy(modules), self.model, self._half)
+        bound = Bound(self._copy(modules), self.model, self._wrap)
         bound.load(tree)
         bound.train(trained, bare)
         return bound
@@ -73,10 +73,12 @@ class Network:
 class Bound:
     """Modules that hold a tree's tensors."""
 
-    def __init__(self, modules: nn.ModuleDict, at: Callable[[Tree], Model], half: bool) -> None:
+    def __init__(
+        self, modules: nn.ModuleDict, at: Callable[[Tree], Model], wrap: Callable[[Module], Module]
+    ) -> None:
         self.modules = modules
         self._slots = _slots(modules)
-        self.calls: dict[str, Module] = {name: Half(part) if half else part for name, part in modules.items()}
+        self.calls: dict[str, Module] = {name: wrap(part) for name, part in modules.items()}
         self._at = at
 
     def load(self, tree: Tree) -> None:
@@ -127,6 +129,10 @@ class Bound:
     def tree(self) -> Tree:
         """The tensors now held, detached."""
         return Tree({name: getattr(owner, leaf).detach() for name, [(owner, leaf), *_] in self._slots})
+
+
+def _as_it_is(part: Module) -> Module:
+    return part
 
 
 T = TypeVar("T", bound=nn.Module)

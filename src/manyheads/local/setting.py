@@ -83,7 +83,7 @@ class Setting:
         stopped: asked before every step; training ends where it says True.
         trainer: runs ``fit`` and ``scan``; None for the reference.
         placement: the device of training and tests; None for the CPU.
-        half: training multiplies in bf16; tests never do.
+        training: the network as the reference trains it, such as with products in bf16; None for ``network``.
         outputs: of the parts of tested models, for all testers of the stage.
     """
 
@@ -99,7 +99,7 @@ class Setting:
     stopped: Callable[[], bool] = lambda: False
     trainer: Trainer | None = None
     placement: Placement | None = None
-    half: bool = False
+    training: Network | None = None
     outputs: Outputs = field(kw_only=True)
 
     @classmethod
@@ -112,11 +112,15 @@ class Setting:
         rounds: int,
         seed: int,
         buffers: str,
+        *,
         gradients: bool = False,
         device: str = "cpu",
         half: bool = False,
     ) -> Setting:
-        """Builds the network. The base model and a method's own modules are drawn from a stream each."""
+        """Builds the network. The base model and a method's own modules are drawn from a stream each.
+
+        With ``half``, training multiplies in bf16; tests never do.
+        """
         with _SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "init", "model"))
             base = model()
@@ -139,7 +143,7 @@ class Setting:
             feature_dim,
             gradients,
             placement=placement,
-            half=half,
+            training=network.half() if half else None,
             outputs=Outputs(placement.data(parties.test) if placement else parties.test, wanted),
         )
 
@@ -163,8 +167,7 @@ class Setting:
 
     def _context(self, kind: type[C], round: int, party: int) -> C:
         down, up = buffer_policy(self.buffers)
-        network = self.network.half() if self.half else self.network
-        trainer = self.trainer or LocalTrainer(network, self.stopped)
+        trainer = self.trainer or LocalTrainer(self.training or self.network, self.stopped)
         return kind(
             initial=self.network.initial,
             tags=self.network.tags,
