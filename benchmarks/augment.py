@@ -6,7 +6,6 @@ measured in turn, and the table gives medians and quartiles of paired ratios.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
 
+from benchmarks.common import timed
 from manyheads.contract import Batch
 from manyheads.data.augment import RandAugment
 from manyheads.models.zoo import lineage_cnn
@@ -28,19 +28,13 @@ def main() -> None:
     table = Table("images", "step, ms", "RandAugment, ms", "of a step", "kornia's, ms")
     for shape in ((1, 28, 28), (3, 32, 32)):
         step, ours, theirs = _step(shape), _ours(shape), _kornias(shape)
-        times = [[_seconds(run) for run in (step, ours, theirs)] for _ in range(TURNS)][TURNS // 10 :]
+        times = [[timed(run) for run in (step, ours, theirs)] for _ in range(TURNS)][TURNS // 10 :]
         ratios = statistics.quantiles([own / whole for whole, own, _ in times], n=4)
         median = [1000 * statistics.median(column) for column in zip(*times, strict=True)]
         spread = f"{ratios[1]:.2f} ({ratios[0]:.2f} to {ratios[2]:.2f})"
         kornias = f"{median[2]:.1f}" if shape[0] == 3 else "-"
         table.add_row("x".join(map(str, shape)), f"{median[0]:.1f}", f"{median[1]:.1f}", spread, kornias)
     Console().print(table)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _images(shape: tuple[int, int, int]) -> torch.Tensor:

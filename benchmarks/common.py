@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -54,7 +54,50 @@ def equal(data: Dataset, clients: int, train: int, test: int) -> Partition:
     return Partition(pieces(train), pieces(0), pieces(test), rest)
 
 
-class Run:
+class Program:
+    """A module in a process of its own, which answers every line that it reads with a line of JSON.
+
+    It ends where there is no more to read.
+
+    Args:
+        module: its name.
+        arguments: what it is called with.
+        env: the variables that it sees; by default this process's.
+    """
+
+    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the process, which may tidy up; one that is in the middle of something is killed."""
+        try:
+            self._process.communicate(timeout=10)  # which closes what it reads from
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def ask(self) -> dict[str, Any]:
+        """Lets the process go on, and waits for what it says then."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """What the process says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a run ended early, with status {self._process.wait()}")
+        return cast(dict[str, Any], json.loads(line))
+
+
+class Run(Program):
     """A run in a process of its own, whose rounds are asked for one by one.
 
     Args:
@@ -78,23 +121,8 @@ class Run:
     ) -> None:
         about = {"config": dict(config), "profile": profile, "like": like, "share": share}
         about |= {"data_dir": None if data_dir is None else str(data_dir), "each": each}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.common", json.dumps(about)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.start = self._answer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process, also in the middle of a run."""
-        self._process.kill()
-        self._process.communicate()
+        super().__init__("benchmarks.common", json.dumps(about))
+        self.answer()  # the test before training
 
     def round(self) -> dict[str, Any]:
         """Runs a round and says what it took.
@@ -102,17 +130,7 @@ class Run:
         ``wall`` and ``cpu`` are its seconds, ``train``, ``aggregate`` and ``evaluate`` pieces of the former; ``rss`` is
         MiB after it, ``peak`` the most in it.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a run ended early, with status {self._process.wait()}")
-        return cast(dict[str, Any], json.loads(line))
+        return self.ask()
 
 
 def options(about: str | None) -> argparse.Namespace:
@@ -127,6 +145,13 @@ def spread(ratios: Sequence[float]) -> str:
     """Median and quartiles, as ``1.07 (1.05 to 1.10)``."""
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def timed(run: Callable[[], object]) -> float:
+    """The seconds that ``run`` takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def rss() -> float:
@@ -160,7 +185,8 @@ def main(about: Mapping[str, Any]) -> None:
         if isinstance(event, RoundDone):
             took = {"wall": time.perf_counter() - began[0], "cpu": time.process_time() - began[1]}
             print(json.dumps({**took, "rss": rss(), "peak": peak(), **event.row["seconds"]}), flush=True)
-            sys.stdin.readline()
+            if not sys.stdin.readline():
+                raise SystemExit  # the folder is removed
             forget_peak()
             began = time.perf_counter(), time.process_time()
 

@@ -15,15 +15,14 @@ With `--quick` there is a tenth of the images, of |D_s| and of EA's steps, and f
 
 import json
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import Run, options, spread, synthetic
+from benchmarks.common import Run, options, spread, synthetic, timed
 from manyheads.algorithms import registry
 from manyheads.config import Config
 from manyheads.contract import Broadcast, Predictor, PrivateState, Tree
@@ -131,14 +130,8 @@ def test_ratio(turn: int, share: float) -> float:
                 list(engine.evaluate(tasks, False))
 
         both = (one, all_personal)
-        seconds = {test: _seconds(test) for test in (both if turn % 2 else both[::-1])}  # the first one may pay more
+        seconds = {test: timed(test) for test in (both if turn % 2 else both[::-1])}  # the first one may pay more
         return seconds[all_personal] / seconds[one]
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

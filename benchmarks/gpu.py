@@ -11,18 +11,16 @@ It has not been run on a GPU yet: only with `--device cpu --quick`.
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks.common import synthetic, timed
 from manyheads.config import Config
 from manyheads.contract import ServerState, Upload
-from manyheads.data.dataset import Dataset, dataset_from_arrays
 from manyheads.engines import one_thread
 from manyheads.engines.vectorized import Meeting
 from manyheads.experiment import Experiment
@@ -30,7 +28,7 @@ from manyheads.local.client import ClientRoom, Reply, Task
 from manyheads.local.setting import Setting
 from manyheads.schedule import cohort
 
-SHAPES = {"kdh-mnist": (60_000, 28, 28, 1), "kdh-cifar10": (50_000, 32, 32, 3)}
+PROFILES = {"kdh-mnist": "mnist", "kdh-cifar10": "cifar10"}
 SEEDS = 4
 
 
@@ -44,8 +42,8 @@ def main() -> None:
         parser.error("there is no CUDA device here; --device cpu --quick checks this script without one")
     found: dict[str, Any] = {"device": _device(options.device), "torch": torch.__version__, "quick": options.quick}
     with one_thread():
-        for profile, shape in SHAPES.items():
-            seeds = [_seed(profile, shape, seed, options.device, options.quick) for seed in range(SEEDS)]
+        for profile, like in PROFILES.items():
+            seeds = [_seed(profile, like, seed, options.device, options.quick) for seed in range(SEEDS)]
             found[profile] = {}
             for label, some in (("one seed", seeds[:1]), ("four seeds", seeds)):
                 found[profile][label] = measured = _measured(some, 1 if options.quick else 3)
@@ -82,8 +80,9 @@ def _measured(seeds: Sequence[Seed], rounds: int) -> dict[str, float]:
     times: list[tuple[float, float]] = []
     for number in range(rounds + 1):  # the first one warms up
         tasks = [seed.tasks(number) for seed in seeds]
-        one = _seconds(partial(_one_by_one, seeds, alone, tasks))
-        times.append((one, _seconds(partial(_stacked, meeting, seeds, together, tasks))))
+        # what comes of training is copied to the CPU, which waits for the device
+        one = timed(partial(_one_by_one, seeds, alone, tasks))
+        times.append((one, timed(partial(_stacked, meeting, seeds, together, tasks))))
     assert not refused, refused
     serial, stacked = (round(statistics.median(column), 3) for column in zip(*times[1:], strict=True))
     ratio = statistics.median(a / b for a, b in times[1:])
@@ -107,30 +106,15 @@ def _stacked(
         seed.aggregate([reply for other, reply in replies if other == number])
 
 
-def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()  # what comes of training is copied to the CPU, which waits for the device
-    return time.perf_counter() - start
-
-
-def _seed(profile: str, shape: tuple[int, ...], seed: int, device: str, quick: bool) -> Seed:
+def _seed(profile: str, like: str, seed: int, device: str, quick: bool) -> Seed:
     values: dict[str, Any] = {"run.seed": seed, "run.device": device}
     if quick:
-        shape = (600, *shape[1:])
         values |= {"data.auxiliary": 100, "partition.min_train": 4, "train.epochs": 1}
     config = Config.profile(profile).with_values(values)
-    experiment = Experiment(config, dataset=_images(shape))
+    experiment = Experiment(config, dataset=synthetic(like, 0.012 if quick else 1.0))
     [stage] = experiment.algorithm.stages(config.train.rounds)
     setting = experiment.setting(stage)
     return Seed(setting, setting.algorithm.init_server(setting.server(0)), config.train.participation)
-
-
-def _images(shape: tuple[int, ...]) -> Dataset:
-    """Noise, brighter from class to class."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(shape[0]) % 10
-    x = rng.integers(0, 156, shape, np.uint8) + (10 * labels).astype(np.uint8).reshape(-1, 1, 1, 1)
-    return dataset_from_arrays(x, labels, x[:1000], labels[:1000])
 
 
 def _device(name: str) -> str:

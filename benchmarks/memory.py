@@ -28,8 +28,8 @@ COMMON: dict[str, Any] = {
 def main() -> None:
     """Measures and prints."""
     args = options(__doc__)
-    few = {"train.rounds": 200, "partition.clients": 20, "train.participation": 0.5}
-    many = {"train.rounds": 50, "partition.clients": 10_000, "train.participation": 0.005}
+    few: dict[str, Any] = {"train.rounds": 200, "partition.clients": 20, "train.participation": 0.5}
+    many: dict[str, Any] = {"train.rounds": 50, "partition.clients": 10_000, "train.participation": 0.005}
     if args.quick:
         few |= {"train.rounds": 100, "data.auxiliary": 58_000, "run.eval_every": 10}
         many |= {"train.rounds": 20}

@@ -16,11 +16,10 @@ import copy
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +31,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.common import SIZES, synthetic
+from benchmarks.common import SIZES, Program, synthetic, timed
 from benchmarks.rates import BATCH, CLASSES, FEATURES, KERNEL, TYPES, WIDTHS, flops, rate_names, rates, shape
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.contract import SGD, Upload
@@ -83,48 +82,30 @@ def _turns(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]
     """Seconds by variant, turn after turn; the first turn, which warms up, is left out."""
     variants = ["plain", "fp32", *(["bf16"] if has_bf16() else []), "rates"]
     with ExitStack() as stack:
-        asks = {variant: stack.enter_context(_process(variant, like, images)) for variant in variants}
+        environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+        programs = {
+            variant: stack.enter_context(Program("benchmarks.speed", variant, like, str(images), env=environment))
+            for variant in variants
+        }
         began, done = time.perf_counter(), 0
         while done < 4 or time.perf_counter() - began < seconds:
             found: dict[str, float] = {}
             for variant in [*variants[done % len(variants) :], *variants[: done % len(variants)]]:
-                found |= asks[variant]()
+                found |= programs[variant].ask()
             if done:
                 yield found
             done += 1
 
 
-@contextmanager
-def _process(variant: str, like: str, images: int) -> Iterator[Callable[[], dict[str, float]]]:
-    """A process that measures one variant whenever it is asked."""
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    command = [sys.executable, "-m", "benchmarks.speed", variant, like, str(images)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        writer, reader = process.stdin, process.stdout
-
-        def ask() -> dict[str, float]:
-            print(file=writer, flush=True)
-            answer: dict[str, float] = json.loads(reader.readline())
-            return answer
-
-        try:
-            yield ask
-        finally:
-            process.kill()
-
-
 def _serve(variant: str, like: str, images: int) -> None:
-    """The program of such a process."""
+    """The program of a process that measures one variant whenever it is asked."""
     if variant == "rates":
         measure = rates(like)
     else:
         run = _plain(like, images) if variant == "plain" else _ours(like, images, variant)
 
         def measure() -> dict[str, float]:
-            return {variant: _seconds(run)}
+            return {variant: timed(run)}
 
     for _ in sys.stdin:
         print(json.dumps(measure()), flush=True)
@@ -154,12 +135,6 @@ def _interval(ratios: Sequence[float]) -> dict[str, float]:
     return {"ratio": middle, "low": low, "high": high}
 
 
-def _seconds(run: Round) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def _sizes(images: int) -> list[int]:
     return [images * share // 100 for share in SHARES]
 
@@ -184,7 +159,7 @@ def _ours(like: str, images: int, precision: str) -> Round:
         rounds=1,
         seed=0,
         buffers="average",
-        precision=precision,
+        half=precision == "bf16",
     )
     ctx = setting.server(0)
     server = algorithm.init_server(ctx)

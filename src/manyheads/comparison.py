@@ -14,8 +14,9 @@ from manyheads.contract import Algorithm
 from manyheads.data.dataset import Dataset
 from manyheads.errors import InputError
 from manyheads.events import OnEvent, Warned
-from manyheads.experiment import Experiment, load_dataset
+from manyheads.experiment import Experiment
 from manyheads.plan import FILE, Entry, Plan, Variant, variants
+from manyheads.prepare import load_dataset
 from manyheads.result import Result
 from manyheads.storage.atomic import make_folder, write_bytes
 

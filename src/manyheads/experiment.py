@@ -14,8 +14,7 @@ from manyheads.config import Config
 from manyheads.contract import SGD, Algorithm, ServerState, Stage
 from manyheads.data.dataset import Dataset
 from manyheads.data.federated import Federation
-from manyheads.data.partition import Partition, make_partition
-from manyheads.data.sources import load
+from manyheads.data.partition import Partition
 from manyheads.engines import check_engine, described, make_engine, one_thread
 from manyheads.engines.reality import with_reality
 from manyheads.errors import InputError
@@ -25,6 +24,7 @@ from manyheads.local.precision import fallback
 from manyheads.local.setting import Budget, Setting
 from manyheads.models.registry import build
 from manyheads.models.split import SplitModel
+from manyheads.prepare import draw_partition, load_dataset
 from manyheads.result import Result
 from manyheads.rounds import Rounds, State
 from manyheads.schedule import Moment, cohort, moments
@@ -60,7 +60,7 @@ class Experiment:
     ) -> None:
         self.config = config
         self.dataset = dataset or load_dataset(config)
-        self.partition = partition or _partition(config, self.dataset)
+        self.partition = partition or draw_partition(config, self.dataset)
         self.federation = Federation(self.dataset, self.partition)
         self.algorithm = algorithm or registry.load(config.algorithm.name)(**config.algorithm.options)
         self._own = {"algorithm": type(algorithm).__name__} if algorithm else {}
@@ -262,28 +262,6 @@ class Experiment:
     def _build(self) -> SplitModel:
         model = self.config.model
         return build(model.name, shape=self.dataset.shape, classes=len(self.dataset.classes), options=model.options)
-
-
-def load_dataset(config: Config) -> Dataset:
-    """The data set that the config asks for."""
-    return load(config.data.source, Path(config.data.dir) if config.data.dir else None, config.data.limit)
-
-
-def _partition(config: Config, dataset: Dataset) -> Partition:
-    """The partition that the config asks for."""
-    return make_partition(
-        config.partition.kind,
-        dataset.train.labels,
-        dataset.test.labels,
-        classes=len(dataset.classes),
-        clients=config.partition.clients,
-        seed=config.run.seed,
-        auxiliary=config.data.auxiliary,
-        min_train=config.partition.min_train,
-        validation=config.data.validation,
-        options=config.partition.options,
-        columns=dataset.train.columns,
-    )
 
 
 def _digest(text: str) -> str:

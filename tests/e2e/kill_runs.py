@@ -16,7 +16,8 @@ from pathlib import Path
 from manyheads.config import Config
 from manyheads.data.dataset import Dataset
 from manyheads.events import Event, Warned
-from manyheads.experiment import Experiment, load_dataset
+from manyheads.experiment import Experiment
+from manyheads.prepare import load_dataset
 
 
 def refuse_warnings(event: Event) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from manyheads import Config, Experiment, compare
 from manyheads.events import Event, RoundDone, Warned
-from manyheads.experiment import load_dataset
+from manyheads.prepare import load_dataset
 from manyheads.storage import atomic
 
 KILLS = 20

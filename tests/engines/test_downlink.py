@@ -1,3 +1,6 @@
+import hashlib
+import weakref
+
 import torch
 
 from manyheads.contract import Broadcast, Tree
@@ -75,3 +78,40 @@ def test_tables_by_client_and_numbers_count():
     empty = Broadcast(a=1.0, b=Tree())
     assert link.send(1, empty) == len(empty.to_bytes())
     assert link.send(1, empty) == len(Broadcast().to_bytes())
+
+
+def test_no_message_is_kept():
+    link = Link()
+    sent = message()
+    left = weakref.ref(sent.model["w"])
+    link.send(0, sent)
+    del sent
+    assert left() is None
+
+
+def test_memory_that_is_used_again_is_not_taken_for_what_was_there_before():
+    link = Link()
+    addresses = set()
+    for client in range(20):
+        sent = message(w=float(client), table=float(-client))
+        addresses.add(sent.model["w"].data_ptr())
+        link.send(0, sent)
+        assert link.held[0] == Link().downlink.send(sent, {})[1]
+    assert len(addresses) < 20
+
+
+def test_a_model_that_all_share_is_hashed_once_a_round(monkeypatch):
+    hashed = []
+    real = hashlib.blake2b
+    monkeypatch.setattr(hashlib, "blake2b", lambda data, **options: hashed.append(data) or real(data, **options))
+    link, shared = Link(), message()
+    for client in range(50):
+        link.send(client, Broadcast(model=shared.model))
+    assert len(hashed) == 1
+
+
+def test_views_of_one_memory_are_not_the_same():
+    link, both = Link(), torch.arange(8.0)
+    for client, other in enumerate((both[4:], both[:4].view(torch.int32), both[:4].view(2, 2))):
+        link.send(client, Broadcast(model=Tree({"w": both[:4]})))
+        assert link.send(client, Broadcast(model=Tree({"w": other}))) > len(Broadcast().to_bytes())

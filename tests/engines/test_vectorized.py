@@ -2,7 +2,7 @@
 
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import methods
 import pytest
@@ -13,12 +13,14 @@ from algorithms import test_every_method as every
 from manyheads.algorithms import registry
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedper import FedPer
+from manyheads.algorithms.fedprox import FedProx
 from manyheads.algorithms.pfedkdh import PFedKDH
 from manyheads.contract import Upload
 from manyheads.engines import make_engine, vectorized
 from manyheads.errors import InputError, RunError
 from manyheads.events import Warned
 from manyheads.local.client import Task
+from manyheads.local.placement import Placement
 
 PAPERS = ("fedavg", "fedper", "fedrep", "pfedkdh", "fedecouple")
 FAST = (*PAPERS, "pfedme")
@@ -225,6 +227,29 @@ def test_few_tasks_are_alive_at_once(what):
     assert sorted(done) == sorted(made)
     assert len(made) == 20
     assert max(alive) <= 5
+
+
+@dataclass(frozen=True)
+class Shaken(FedProx):
+    """Its images get noise at every step."""
+
+    prox_weight: float = 0.5
+
+    def prepare(self, model, received, private, data, ctx):
+        data = super().prepare(model, received, private, data, ctx)
+        return data.map(lambda b, rng: b.replace(x=b.x + 0.1 * torch.rand(b.x.shape, generator=rng)))
+
+
+def test_maps_and_constants_are_stacked_on_a_device_too(stacked):
+    stage, said, uploads = toys.setting(Shaken(), model__name="mlp", model__hidden=[4]), [], []
+    for name, placement in (("serial", None), ("vectorized", Placement("cpu"))):
+        with make_engine(name, 3, replace(stage, placement=placement), said.append) as engine:
+            replies = engine.update(tasks_of(stage, [0, 1, 2]), False)
+            uploads.append({reply.client: Upload.from_bytes(reply.upload).tensors() for reply in replies})
+    assert said == []
+    assert stacked == [3]
+    for client in range(3):
+        assert far(*(found[client] for found in uploads)) < 1e-5
 
 
 def waiting():

@@ -39,8 +39,12 @@ def test_all_of_a_batch_is_there_and_maps_and_draws_are_made_here(monkeypatch):
     seen = []
 
     def mapped(b, rng):
-        seen.append((b.x.device.type, b.soft.device.type if "soft" in b.extra else ""))
+        seen.append((b.x.device.type, b.soft.device.type if "soft" in b.extra else "", b.tree is tree))
         return b.replace(x=b.x + torch.rand(b.x.shape, generator=rng), more=torch.ones(len(b)))
+
+    def mapped_again(b, rng):
+        assert (b.more.device.type, b.tree is tree, b.number) == ("cpu", True, 2.0)
+        return b.replace(number=torch.tensor(b.number))
 
     def drawn(n, rng):
         return torch.rand(n, generator=rng)
@@ -54,11 +58,13 @@ def test_all_of_a_batch_is_there_and_maps_and_draws_are_made_here(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     data = toys.data([1, 2, 3]).with_(soft=torch.ones(3), twice=lambda x: x * 2).draw(noise=drawn).map(mapped)
-    data = Placement("meta").data(data.given(tree=Tree({"a": torch.ones(1)}), number=2.0))
+    tree = Tree({"a": torch.ones(1)})
+    data = Placement("meta").data(data.map(mapped_again).given(tree=tree, number=2.0))
     net = toys.setting(model__name="mlp").network
     batch = Feed(toys.context(net), data, [], None).batch(Step(0, 0, torch.tensor([0, 2])))
-    assert seen == [("cpu", "")]
-    assert batch.number == 2.0
+    assert seen == [("cpu", "", True)]
+    assert batch.number.device.type == "meta"  # a map may replace a constant
+    assert batch.tree is data.constants["tree"]  # nothing of it was sent with the batch
     for tensor in (batch.x, batch.y, batch.soft, batch.twice, batch.noise, batch.more, batch.tree["a"]):
         assert tensor.device.type == "meta"
 

@@ -1,8 +1,10 @@
 """The pieces of stacked training, against numbers worked out by hand and against each client alone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -11,14 +13,14 @@ from torch import nn
 from manyheads.contract import SGD, Batch, Part, Tree
 from manyheads.contract.trainer import Plan
 from manyheads.errors import RunError
-from manyheads.local import stack_crowd
 from manyheads.local.losses import ce
 from manyheads.local.network import Network
-from manyheads.local.stack import NotStackableError, StackedBatch, apart, likeness, pad, pick, stack
-from manyheads.local.stack_fit import fit
-from manyheads.local.stack_network import batch_statistics
-from manyheads.local.stack_request import Fit, Scan, groups, identity
-from manyheads.local.stack_scan import scan
+from manyheads.local.stacked import crowd
+from manyheads.local.stacked.fit import fit
+from manyheads.local.stacked.network import batch_statistics
+from manyheads.local.stacked.request import Fit, Scan, groups, identity
+from manyheads.local.stacked.scan import scan
+from manyheads.local.stacked.values import NotStackableError, StackedBatch, apart, likeness, pad, pick, stack
 from manyheads.local.steps import StoppedError
 from manyheads.local.training import LocalTrainer
 from manyheads.models import SplitModel
@@ -109,7 +111,7 @@ def test_unequal_clients_are_trained_as_alone(optim):
 
 
 def test_a_client_that_is_done_costs_nothing(monkeypatch):
-    real, widths = stack_crowd.vmap, []
+    real, widths = crowd.vmap, []
 
     def vmap(fn, **options):
         def run(places, *values):
@@ -118,7 +120,7 @@ def test_a_client_that_is_done_costs_nothing(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(stack_crowd, "vmap", vmap)
+    monkeypatch.setattr(crowd, "vmap", vmap)
     net = network()
     fit(net, clients(net, 2, 6, 4), lambda: False)
     assert widths == [3, 2, 1]
@@ -286,6 +288,118 @@ def test_functions_are_alike_by_what_they_close_over():
     for value, kind in ((torch.ones(1), "Tensor"), (made(Tree()), "Tree")):
         with pytest.raises(NotStackableError, match=rf"^its rule closes over 'value', which .*is a {kind}: give it to"):
             identity(made(value), "its rule")
+
+
+def test_functions_are_alike_by_their_defaults():
+    def made(value):
+        def rule(x, scale=value, *, shift=value):
+            return x * scale + shift
+
+        return rule
+
+    def keyword_only(value):
+        def rule(x, *, shift=value):
+            return x + shift
+
+        return rule
+
+    for define in (made, keyword_only):
+        assert identity(define(2.0), "it") == identity(define(2.0), "it") != identity(define(3.0), "it")
+        for value, kind in ((torch.ones(2), "Tensor"), (Tree(), "Tree"), (np.ones(2), "ndarray")):
+            with pytest.raises(NotStackableError, match=f"^its rule has a default, which is a {kind}: give it to"):
+                identity(define(value), "its rule")
+
+
+def test_partials_are_alike_by_what_they_are_given():
+    def rule(x, a=0, b=0):
+        return x + a - b
+
+    alike = identity(partial(rule, a=1), "it")
+    assert alike == identity(partial(rule, a=1), "it")
+    for other in (partial(rule, b=1), partial(rule, a=2), partial(rule, 1), rule):
+        assert identity(other, "it") != alike
+    for other in (partial(rule, torch.ones(2)), partial(rule, a=torch.ones(2))):
+        with pytest.raises(NotStackableError, match="is a Tensor"):
+            identity(other, "it")
+
+
+@pytest.mark.parametrize("wrapped", [lambda v: [v], lambda v: (v, 1), lambda v: {"a": v}, lambda v: [{"a": (v,)}]])
+def test_what_is_in_a_container_counts(wrapped):
+    def made(value):
+        return lambda x: (x, value)
+
+    assert identity(made(wrapped(2.0)), "it") == identity(made(wrapped(2.0)), "it")
+    assert identity(made(wrapped(made(2.0))), "it") == identity(made(wrapped(made(2.0))), "it")
+    for other in (3.0, 2, True):
+        assert identity(made(wrapped(2.0)), "it") != identity(made(wrapped(other)), "it")
+    with pytest.raises(NotStackableError, match=r"closes over 'value', which is a Tensor"):
+        identity(made(wrapped(torch.ones(2))), "it")
+
+
+def test_a_function_may_close_over_itself():
+    def made(value):
+        def rule(x):
+            return rule(x - value) if x > 0 else x
+
+        return rule
+
+    assert identity(made(2), "it") == identity(made(2), "it") != identity(made(3), "it")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Its == is an error where the tensor has more than one number."""
+
+    scale: object
+
+    def __call__(self, m, b):
+        return {name: term * torch.as_tensor(self.scale).sum() for name, term in loss(m, b).items()}
+
+
+class Odd:
+    """Its == answers neither yes nor no."""
+
+    def __eq__(self, other):
+        return np.array([True, True])
+
+
+@pytest.mark.parametrize("make", [lambda: Scaled(torch.ones(2)), lambda: Scaled(np.ones(2)), Odd])
+def test_what_cannot_be_compared_is_like_itself_only(make):
+    def made(value):
+        return lambda x: (x, value)
+
+    one = make()
+    assert identity(made(one), "it") == identity(made(one), "it") != identity(made(make()), "it")
+    assert identity(made(Scaled(2.0)), "it") == identity(made(Scaled(2.0)), "it")
+    assert identity(made(np.float32(2)), "it") == identity(made(np.float32(2)), "it")
+    assert likeness((one,)) == likeness((one,)) != likeness((make(),))
+
+
+def test_no_client_is_trained_with_what_is_anothers():
+    def pulled(target, *, how):
+        def by_default(m, b, target=target):
+            return {**loss(m, b), "pull": (m.params["head.bias"] - target).square().sum()}
+
+        def by_keyword(m, b, *, target=target):
+            return by_default(m, b, target)
+
+        def by_list(m, b):
+            return by_default(m, b, *held)
+
+        held = [target]
+        return {"default": by_default, "keyword": by_keyword, "list": by_list, "object": Scaled(target)}[how]
+
+    net = network()
+    for how in ("default", "keyword", "list", "object"):
+        requests = [
+            replace(request, loss=pulled(torch.full((2,), float(request.ctx.party)), how=how))
+            for request in clients(net, 4, 4)
+        ]
+        found = groups(requests)
+        assert [together for together, _ in found] == [[requests[0]], [requests[1]]], how
+        assert all("is a Tensor" in reason for _, reason in found) == (how != "object")
+    arrays = [replace(r, data=r.data.given(scale=np.ones(2))) for r in clients(net, 4, 4)]
+    assert [len(together) for together, _ in groups(arrays)] == [1, 1]
 
 
 def test_layers_with_batch_statistics():

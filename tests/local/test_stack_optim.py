@@ -7,8 +7,8 @@ from torch import nn
 
 from manyheads.contract import SGD, AdamW, Part
 from manyheads.local.network import Network
-from manyheads.local.optim import Descent
-from manyheads.local.stack_optim import StackedDescent, clipped
+from manyheads.local.optim import Descent, descend
+from manyheads.local.stacked.optim import StackedDescent, clipped
 from manyheads.models import SplitModel
 
 NETWORK = Network(SplitModel(nn.Linear(1, 4), nn.Linear(4, 2)).parts())
@@ -30,6 +30,32 @@ def test_momentum_by_hand():
     descent.keep(1)
     descent.step({"head.weight": torch.tensor([[1.0]])})  # velocity 1.5; the second client is done
     assert w["head.weight"].flatten().tolist() == [pytest.approx(1 - 0.1 - 0.15), pytest.approx(2 - 0.4)]
+
+
+def test_a_step_of_sgd_by_hand():
+    sgd, w, velocities = SGD(0.5, momentum=0.5, weight_decay=0.25), torch.tensor([2.0]), {}
+    descend(sgd, w, torch.tensor([1.0]), velocities, "w")  # 1 + 0.25 * 2
+    assert (w.item(), velocities["w"].item()) == (2 - 0.75, 1.5)
+    descend(sgd, w, torch.tensor([1.0]), velocities, "w")  # 0.5 * 1.5 + 1 + 0.25 * 1.25
+    assert (w.item(), velocities["w"].item()) == (1.25 - 1.03125, 2.0625)
+    still = torch.tensor([1.0])
+    descend(SGD(0.5), w, still, velocities, "w")
+    assert (w.item(), still.item(), velocities["w"].item()) == (0.21875 - 0.5, 1.0, 2.0625)
+
+
+@pytest.mark.parametrize("sgd", [SGD(0.1), SGD(0.1, momentum=0.9, weight_decay=0.1)])
+def test_one_client_in_a_stack_has_the_bits_of_serial(sgd):
+    draw = torch.Generator().manual_seed(1)
+    stacked = {name: tensor[None].clone() for name, tensor in NETWORK.initial.items()}
+    alone = [(name, nn.Parameter(tensor.clone())) for name, tensor in NETWORK.initial.items()]
+    many = StackedDescent(toys.context(NETWORK), stacked, sgd, frozenset())
+    one = Descent(toys.context(NETWORK), alone, sgd)
+    for _ in range(3):
+        gradients = {name: torch.randn(p.shape, generator=draw) for name, p in alone}
+        many.step({name: gradient[None].clone() for name, gradient in gradients.items()})
+        one.step(list(gradients.values()))
+    for name, parameter in alone:
+        assert torch.equal(stacked[name][0], parameter)
 
 
 @pytest.mark.parametrize(

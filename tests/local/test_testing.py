@@ -1,7 +1,11 @@
 import torch
 import toys
+from torch import nn
 
 from manyheads.contract import Predictor
+from manyheads.local import testing
+from manyheads.local.network import Network
+from manyheads.local.outputs import Outputs
 
 
 def plain(stage, tree, rows):
@@ -49,3 +53,18 @@ def test_nothing_is_asked_of_a_client_without_test_images():
     tester = stage.tester()
     right = tester.right(Predictor(stage.network.initial, stage.algorithm.logits), stage.parties.test_rows(4))
     assert right.shape == (0,)
+
+
+def test_a_part_whose_weights_stand_under_another_part_s_name_is_run_again_where_these_change():
+    first, second = nn.Linear(64, 4, bias=False), nn.Linear(64, 4)
+    second.weight = first.weight
+    network = Network({"a": nn.Sequential(nn.Flatten(), first), "b": nn.Sequential(nn.Flatten(), second)})
+    assert network.names == {"a": ["a.1.weight"], "b": ["a.1.weight", "b.1.bias"]}
+    test, rows = toys.setting().parties.test, torch.arange(40)
+    tester = testing.Tester(network, test, Outputs(test, rows))
+    found = []
+    for factor in (1.0, -1.0):
+        tree = network.initial.replace(a=network.initial.part("a") * factor)
+        found.append(tester.right(Predictor(tree, lambda m, x: m.b(x)), rows))
+        assert torch.equal(found[-1], network.model(tree).b(test.x(rows)).argmax(dim=1) == test.y)
+    assert not torch.equal(*found)

@@ -136,3 +136,22 @@ def test_a_disk_that_refuses_is_one_line(tmp_path, steps):
     steps.fail_at(0, OSError(28, "No space left on device"))
     with pytest.raises(RunError, match="cannot be written: No space left on device"):
         store.put(0, state(1.0))
+
+
+def test_who_has_a_state_is_known_without_a_look_at_the_files(tmp_path):
+    memory, disk = MemoryStore(limit=30), DiskStore(tmp_path)
+    disk.index.cut(b"")
+    for client in range(4):
+        memory.put(client, state(1.0))  # two of them in its folder
+        disk.put(client, state(1.0))
+    disk.prepare(0)
+    disk.finish(0)
+    disk.put(4, state(1.0))
+    for store, root in ((memory, memory._on_disk().root), (disk, tmp_path)):
+        for file in root.rglob("*.safetensors"):
+            file.write_bytes(b"")
+        assert all(client in store for client in range(4))
+        assert 5 not in store
+        assert 3 in States(store, [1, 3])
+        assert 2 not in States(store, [1, 3])
+    assert 4 in disk

@@ -254,3 +254,19 @@ def test_a_commit_costs_what_changed(toy, tmp_path, steps):
             sizes.setdefault("last", []).append(grown)
     assert all(len(sizes[position]) == 1 for position in (1, 2, 3))
     assert abs(sizes["last"][0] - sizes["last"][1]) < 10  # the digits of a length
+
+
+def test_a_folder_is_the_same_one_wherever_the_process_goes(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with toy.create(Path("run")) as folder:
+        assert folder.path == Path("run")
+        toy.play(folder, 1)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+        toy.play(folder, 3, first=2)
+        assert folder.rows() == toy.expected(3)["rows"]
+        assert dict(folder.store()) == toy.expected(3)["private"]
+        (tmp_path / "run" / "checkpoints").rename(tmp_path / "lost")
+        with pytest.raises(RunError, match=r"^run cannot be resumed"):
+            folder.restore()
+    assert list(Path().iterdir()) == []

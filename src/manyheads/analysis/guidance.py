@@ -33,8 +33,9 @@ from manyheads.data.dataset import Dataset
 from manyheads.engines import one_thread
 from manyheads.errors import InputError
 from manyheads.events import OnEvent
-from manyheads.experiment import Experiment, load_dataset
+from manyheads.experiment import Experiment
 from manyheads.local.losses import ce, mse
+from manyheads.prepare import load_dataset
 
 WEIGHTS = (0.01, 0.1, 1.0, 10.0)
 PLAIN = 1.0

@@ -17,7 +17,6 @@ from manyheads.engines.pool import Pool
 from manyheads.engines.remote import Remote
 from manyheads.local.setting import Setting
 
-
 PATIENCE = 0.5  # seconds between looks at whether anybody still wants the answer
 
 

@@ -25,6 +25,7 @@ class Network:
         initial: the weights that the modules had. A tensor that several layers share stands under its first name.
         tags: of every tensor: its part's name, ``norm`` for a normalisation layer's, ``buffer`` for a buffer, and
             ``frozen`` for a parameter that the network's author does not want trained.
+        names: by part, the names of all tensors that it uses, also of those that stand under another part's name.
         bare: the parts that have no parameters.
     """
 
@@ -37,6 +38,11 @@ class Network:
             }
         )
         self.tags = _tags(modules)
+        inside = {name: set(part.modules()) for name, part in parts.items()}
+        self.names = {
+            part: [name for name, places in _slots(modules) if any(owner in owners for owner, _ in places)]
+            for part, owners in inside.items()
+        }
         self._skeleton = copy.deepcopy(modules).eval()
         for _, places in _slots(self._skeleton):
             [(owner, leaf), *_] = places
@@ -73,9 +79,7 @@ class Network:
 class Bound:
     """Modules that hold a tree's tensors."""
 
-    def __init__(
-        self, modules: nn.ModuleDict, at: Callable[[Tree], Model], wrap: Callable[[Module], Module]
-    ) -> None:
+    def __init__(self, modules: nn.ModuleDict, at: Callable[[Tree], Model], wrap: Callable[[Module], Module]) -> None:
         self.modules = modules
         self._slots = _slots(modules)
         self.calls: dict[str, Module] = {name: wrap(part) for name, part in modules.items()}

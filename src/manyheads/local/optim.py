@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from manyheads.contract.trainer import SGD, AdamW, Optim, Optimizer
 from manyheads.contract.tree import Part
 
 Named = tuple[str, nn.Parameter]
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Rule(Protocol):
@@ -59,6 +60,17 @@ def assigned(ctx: Context, names: Sequence[str], optim: Optim) -> list[tuple[Opt
     return [(optimizer, places[part]) for part, optimizer in choices.items() if places[part]]
 
 
+def descend(sgd: SGD, parameter: Tensor, gradient: Tensor, momentum: dict[Key, Tensor], key: Key) -> None:
+    """Moves ``parameter``, in place, along its clipped gradient; ``momentum`` keeps its velocity under ``key``."""
+    if sgd.weight_decay:
+        gradient = gradient.add(parameter, alpha=sgd.weight_decay)
+    if sgd.momentum:
+        velocity = momentum.get(key)
+        gradient = gradient.clone() if velocity is None else velocity.mul_(sgd.momentum).add_(gradient)
+        momentum[key] = gradient
+    parameter.add_(gradient, alpha=-sgd.lr)
+
+
 def _rule(parameters: list[nn.Parameter], optimizer: Optimizer) -> Rule:
     return _SGD(parameters, optimizer) if isinstance(optimizer, SGD) else _Torch(parameters, optimizer)
 
@@ -76,16 +88,7 @@ class _SGD:
         found = [(place, g) for place, g in enumerate(gradients) if g is not None]
         scale = _clipping([g for _, g in found], sgd.clip)
         for place, gradient in found:
-            parameter = self._parameters[place]
-            if scale < 1:
-                gradient = gradient * scale
-            if sgd.weight_decay:
-                gradient = gradient.add(parameter, alpha=sgd.weight_decay)
-            if sgd.momentum:
-                velocity = self._momentum.get(place)
-                gradient = gradient.clone() if velocity is None else velocity.mul_(sgd.momentum).add_(gradient)
-                self._momentum[place] = gradient
-            parameter.add_(gradient, alpha=-sgd.lr)
+            descend(sgd, self._parameters[place], gradient * scale if scale < 1 else gradient, self._momentum, place)
 
 
 class _Torch:

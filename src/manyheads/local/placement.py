@@ -5,7 +5,7 @@ Methods, records, aggregation and random streams stay on the CPU, whatever the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from manyheads.contract.model import Model
 from manyheads.contract.trainer import Grad, Loss, Optim, Plan, Trainer
 from manyheads.contract.tree import Part, Tree
 from manyheads.errors import InputError
-from manyheads.local.stack import apart
+from manyheads.local.stacked.values import apart
 
 
 class Placement:
@@ -38,19 +38,19 @@ class Placement:
         self._images: dict[int, tuple[Tensor, Tensor]] = {}
 
     def there(self, value: Any) -> Any:
-        """A value with its tensors on the device; see ``stack.apart`` for what it may be."""
-        tensors, rebuild = apart(value)
-        return rebuild(iter([tensor.to(self.device) for tensor in tensors]))
+        """A value with its tensors on the device; see ``stacked.values.apart`` for what it may be."""
+        return _sent(value, self.device)
 
     def data(self, data: Data) -> Data:
         """Data whose batches are on the device. What is random is drawn on the CPU, and maps run there."""
+        constants = self.there(dict(data.constants))
         return replace(
             data,
             pixels=self._source(data.pixels),
             y=data.y.to(self.device),
             columns={name: self.there(column) for name, column in data.columns.items()},
-            constants=self.there(dict(data.constants)),
-            maps=tuple(_Map(fn, self.device) for fn in data.maps),
+            constants=constants,
+            maps=tuple(_Map(fn, self.device, data.constants, constants) for fn in data.maps),
             draws={name: _Draw(fn, self.device) for name, fn in data.draws.items()},
         )
 
@@ -65,8 +65,12 @@ class Placement:
 
 def home(value: Any) -> Any:
     """A value with its tensors on the CPU."""
+    return _sent(value, torch.device("cpu"))
+
+
+def _sent(value: Any, device: torch.device) -> Any:
     tensors, rebuild = apart(value)
-    return rebuild(iter([tensor.cpu() for tensor in tensors]))
+    return rebuild(iter([tensor.to(device) for tensor in tensors]))
 
 
 class PlacedTrainer:
@@ -122,11 +126,16 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Map:
+    """``fn`` on the CPU. Constants do not travel with every batch: they are on both sides, as the same objects."""
+
     fn: Mapped
     device: torch.device
+    here: Mapping[str, Any]
+    there: Mapping[str, Any]
 
     def __call__(self, batch: Batch, generator: Generator) -> Batch:
-        return _moved(self.fn(_moved(batch, torch.device("cpu")), generator), self.device)
+        arrived = _moved(batch, torch.device("cpu"), self.there, self.here)
+        return _moved(self.fn(arrived, generator), self.device, self.here, self.there)
 
 
 @dataclass(frozen=True)
@@ -138,6 +147,12 @@ class _Draw:
         return self.fn(n, generator).to(self.device)
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    tensors, rebuild = apart({"x": batch.x, "y": batch.y, **batch.extra})
-    return batch.replace(**rebuild(iter([tensor.to(device) for tensor in tensors])))
+def _moved(batch: Batch, device: torch.device, left: Mapping[str, Any], found: Mapping[str, Any]) -> Batch:
+    """The batch on ``device``; a constant that it has from ``left`` is the one in ``found``."""
+
+    def moved(name: str, value: Any) -> Any:
+        return found[name] if name in left and value is left[name] else _sent(value, device)
+
+    return batch.replace(
+        **{name: moved(name, value) for name, value in {**batch.extra, "x": batch.x, "y": batch.y}.items()}
+    )

@@ -70,7 +70,7 @@ class Tester:
         return self._bound
 
     def _find(self, name: str, tree: Tree) -> PartOutputs:
-        weights = tree.part(name)
+        weights = Tree({each: tree[each] for each in self._network.names[name]})
         if name not in self._own or self._own[name].weights != weights:
             self._own[name] = self._outputs.of(name, weights)
         return self._own[name]

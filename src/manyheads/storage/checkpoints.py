@@ -64,7 +64,7 @@ class Manifest(NamedTuple):
 
         Raises:
             DamagedError: it is not as it was written.
-            InputError: a newer version of manyheads wrote it.
+            InputError: another version of manyheads wrote it, in another format.
         """
         try:
             body = json.loads(read_bytes(path))
@@ -81,14 +81,19 @@ class Manifest(NamedTuple):
 
 
 class Checkpoints:
-    """The last two checkpoints of the run in folder ``path``, and the files that they refer to.
+    """The last two checkpoints of a run, and the files that they refer to.
 
     A commit first makes durable what the checkpoint consists of, under names that no manifest mentions yet; then the
     manifest gets its name, which is the commit; then what the two newest checkpoints do not need is removed.
     ``restore`` trusts nothing but manifests.
+
+    Args:
+        path: the run's folder.
+        name: what messages call it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: Path) -> None:
+        self._name = name
         self.folder = path / "checkpoints"
         self.rounds = Log(path / "rounds.jsonl")
         self.store = DiskStore(path / "clients")
@@ -116,7 +121,7 @@ class Checkpoints:
     def restore(self) -> Restored | None:
         """See ``RunFolder.restore``."""
         if not self.folder.is_dir():
-            raise RunError(f"{self.folder.parent} cannot be resumed: there is no folder {self.folder}")
+            raise RunError(f"{self._name} cannot be resumed: there is no folder {self.folder}")
         # A process may have been killed between a manifest's rename and the sync; from here on, we rely on it.
         atomic.sync_folder(self.folder)
         damages: list[str] = []
@@ -136,7 +141,7 @@ class Checkpoints:
         if not damages and max(self._positions("safetensors"), default=0) > 0:
             damages.append(f"{self.folder} holds server states but no manifest")
         if damages:
-            raise RunError(f"{self.folder.parent} cannot be resumed: {'; '.join(damages)}")
+            raise RunError(f"{self._name} cannot be resumed: {'; '.join(damages)}")
         self._settle(-1, b"", b"")
         return None
 

@@ -79,6 +79,9 @@ class MemoryStore(_Notes, Mapping[int, PrivateState]):
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # goes with the last reference to this store
         self._others: DiskStore | None = None
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._states or (self._others is not None and client in self._others)
+
     def __getitem__(self, client: int) -> PrivateState:
         return self._states[client] if self._others is None or client in self._states else self._others[client]
 
@@ -90,7 +93,7 @@ class MemoryStore(_Notes, Mapping[int, PrivateState]):
 
     def put(self, client: int, state: PrivateState) -> None:
         """See ``PrivateStore``."""
-        if client not in (self._others or ()):
+        if self._others is None or client not in self._others:
             self._room += _size(self._states.pop(client, None)) - _size(state)
             if self._room >= 0:
                 self._states[client] = state
@@ -115,6 +118,9 @@ class States(Mapping[int, PrivateState]):
 
     def __init__(self, store: PrivateStore, clients: Iterable[int]) -> None:
         self._store, self._clients = store, dict.fromkeys(clients)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
 
     def __getitem__(self, client: int) -> PrivateState:
         state = self._store.get(client) if client in self._clients else None
@@ -156,6 +162,10 @@ class DiskStore(_Notes, Mapping[int, PrivateState]):
         self._replaced: dict[int, Version] = {}  # by the last commit; only the checkpoint before it needs them
         self._staged: dict[int, Stamp] = {}  # put since the last commit
         self._noted: set[int] = set()  # likewise
+
+    def __contains__(self, client: object) -> bool:
+        """Without a look at the file, which ``Mapping`` would read."""
+        return client in self._staged or client in self._committed
 
     def __getitem__(self, client: int) -> PrivateState:
         """The state that was put last, or the restored one; RunError where its file was damaged during the run."""
@@ -236,7 +246,7 @@ class DiskStore(_Notes, Mapping[int, PrivateState]):
         self._staged, self._noted = {}, set()
         self._lines = {}
         for line in map(json.loads, index.splitlines()):
-            for client, facts in line.get("facts", {}).items():
+            for client, facts in line["facts"].items():
                 super().note(int(client), facts)
         versions = [*self._committed.items(), *self._replaced.items()]
         wanted = {self._path(client, version.position) for client, version in versions}

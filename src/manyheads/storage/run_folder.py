@@ -34,9 +34,9 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
-        self.path = path
+        self.path = path  # as it was given: for messages
         self._lock = descriptor
-        self._checkpoints = Checkpoints(path)
+        self._checkpoints = Checkpoints(path.absolute(), path)  # read later too, whatever folder the process is in then
         self._position: int | None = None  # of the last commit; -1: none yet; None: not known, restore first
 
     @classmethod
@@ -121,6 +121,8 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of ``rounds.jsonl``, except a last one that is not complete; InputError where one is damaged."""
+        if not self._checkpoints.rounds.path.exists():  # it is made with the folder
+            raise InputError(f"{self.path} is gone: the rows of this run can no longer be read")
         return read_rows(self._checkpoints.rounds.path)
 
     def store(self) -> DiskStore:
@@ -163,7 +165,7 @@ class RunFolder:
 
         Raises:
             RunError: there are checkpoints, but every one of them is damaged. Nothing is removed then.
-            InputError: a newer version of manyheads wrote them.
+            InputError: another version of manyheads wrote them, in another format.
         """
         if self._lock is None:
             raise RuntimeError("the folder is not open for writing")

@@ -17,9 +17,9 @@ from torch.func import vmap
 from manyheads.contract.data import Batch
 from manyheads.errors import RunError
 from manyheads.local.network import Bound
-from manyheads.local.stack import NotStackableError, StackedBatch, stack
-from manyheads.local.stack_network import Inside
-from manyheads.local.stack_request import Fit, Scan
+from manyheads.local.stacked.network import Inside
+from manyheads.local.stacked.request import Fit, Scan
+from manyheads.local.stacked.values import NotStackableError, StackedBatch, stack
 from manyheads.local.steps import Log, StoppedError
 from manyheads.local.training import Feed
 

@@ -13,11 +13,11 @@ from manyheads.contract.data import Batch
 from manyheads.contract.tree import Tree
 from manyheads.local.network import Network, channels_last
 from manyheads.local.rows import CachedPart
-from manyheads.local.stack import StackedBatch, pad
-from manyheads.local.stack_crowd import Crowd, Terms, check_close
-from manyheads.local.stack_network import Functional, Recalled
-from manyheads.local.stack_optim import StackedDescent
-from manyheads.local.stack_request import Fit
+from manyheads.local.stacked.crowd import Crowd, Terms, check_close
+from manyheads.local.stacked.network import Functional, Recalled
+from manyheads.local.stacked.optim import StackedDescent
+from manyheads.local.stacked.request import Fit
+from manyheads.local.stacked.values import StackedBatch, pad
 from manyheads.local.steps import bare_parts, total, trained_names
 
 

@@ -12,7 +12,7 @@ from manyheads.contract.context import Context
 from manyheads.contract.model import Model, Module
 from manyheads.contract.tree import Tree
 from manyheads.local.network import Bound, Network
-from manyheads.local.stack import NotStackableError, StackedBatch, pad
+from manyheads.local.stacked.values import NotStackableError, StackedBatch, pad
 from manyheads.local.steps import Step, dropout_stream
 from manyheads.models.dropout import Dropout
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.contract.context import Context
 from manyheads.contract.trainer import SGD, AdamW, Optim
-from manyheads.local.optim import assigned
+from manyheads.local.optim import assigned, descend
 
 
 class StackedDescent:
@@ -48,19 +48,11 @@ class _SGD:
         self._momentum: dict[str, Tensor] = {}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        sgd = self._sgd
         found = {name: gradients[name] for name in self._parameters}
-        if sgd.clip is not None:
-            found = dict(zip(found, clipped(list(found.values()), sgd.clip), strict=True))
+        if self._sgd.clip is not None:
+            found = dict(zip(found, clipped(list(found.values()), self._sgd.clip), strict=True))
         for name, parameter in self._parameters.items():
-            gradient = found[name]
-            if sgd.weight_decay:
-                gradient = gradient.add(parameter, alpha=sgd.weight_decay)
-            if sgd.momentum:
-                velocity = self._momentum.get(name)
-                gradient = gradient.clone() if velocity is None else velocity.mul_(sgd.momentum).add_(gradient)
-                self._momentum[name] = gradient
-            parameter.add_(gradient, alpha=-sgd.lr)
+            descend(self._sgd, parameter, found[name], self._momentum, name)
 
     def keep(self, count: int) -> None:
         self._parameters = {name: parameter[:count] for name, parameter in self._parameters.items()}

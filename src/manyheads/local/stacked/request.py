@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from manyheads.contract.context import Context
@@ -17,7 +18,7 @@ from manyheads.contract.model import Model
 from manyheads.contract.records import Record
 from manyheads.contract.trainer import Grad, Loss, Optim, Plan, Trainer
 from manyheads.contract.tree import Part, Tree
-from manyheads.local.stack import NotStackableError, likeness
+from manyheads.local.stacked.values import Held, NotStackableError, likeness
 from manyheads.local.steps import Step, trained_names
 from manyheads.local.training import grouped, steps_of
 
@@ -112,29 +113,38 @@ def groups(requests: Sequence[Request]) -> list[tuple[list[Request], str]]:
     return found
 
 
-def identity(fn: Any, what: str) -> Any:
+def identity(value: Any, what: str, inside: tuple[Any, ...] = ()) -> Any:
     """What is equal for two functions that do the same, however often a method has defined them anew.
 
     A context counts as equal to any other: what a rule takes from it (the step size, which tensors are the head) is
-    the same for all clients.
+    the same for all clients. Other objects are compared as ``Held`` does.
 
     Args:
-        fn: a function.
+        value: a function, or what one holds: its defaults, what it closes over, what a ``partial`` gives it.
         what: names it in errors.
+        inside: what holds it, outermost first; a function may close over itself.
 
     Raises:
-        NotStackableError: it closes over tensors, which are another client's for another client.
+        NotStackableError: it holds tensors, which are another client's for another client.
     """
-    if isinstance(fn, types.MethodType):
-        return fn.__func__, fn.__self__
-    if isinstance(fn, functools.partial):
-        return tuple(identity(piece, what) for piece in (fn.func, *fn.args, *fn.keywords.values()))
-    if isinstance(fn, types.FunctionType):
-        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-        held = [identity(cell.cell_contents, f"{what} closes over {name!r}, which") for name, cell in cells]
-        return fn.__code__, fn.__defaults__, tuple(held)
-    if isinstance(fn, Context):
-        return Context
-    if isinstance(fn, Tensor | Tree | Record | Data | Model):
-        raise NotStackableError(f"{what} is a {type(fn).__name__}: give it to the data, with given(), or to the carry")
-    return fn
+    if isinstance(value, Tensor | np.ndarray | Tree | Record | Data | Model):
+        kind = type(value).__name__
+        raise NotStackableError(f"{what} is a {kind}: give it to the data, with given(), or to the carry")
+    for depth, holder in enumerate(inside):
+        if value is holder:
+            return "what holds it", depth
+    within = functools.partial(identity, what=what, inside=(*inside, value))
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        closed = [within(cell.cell_contents, what=f"{what} closes over {name!r}, which") for name, cell in cells]
+        defaults = (value.__defaults__ or (), value.__kwdefaults__ or {})
+        return value.__code__, within(defaults, what=f"{what} has a default, which"), tuple(closed)
+    if isinstance(value, types.MethodType):
+        return value.__func__, within(value.__self__)
+    if isinstance(value, functools.partial):
+        return functools.partial, within(value.func), within((value.args, value.keywords))
+    if isinstance(value, Mapping):
+        return type(value), tuple((Held(key), within(piece)) for key, piece in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(within, value))
+    return Context if isinstance(value, Context) else Held(value)

@@ -14,10 +14,10 @@ from manyheads.contract.tree import Part, Tree
 from manyheads.errors import RunError
 from manyheads.local.network import Network
 from manyheads.local.scanning import Buffers, Gradient
-from manyheads.local.stack import NotStackableError, StackedBatch, apart, pick, stack
-from manyheads.local.stack_crowd import Crowd, Terms, check_close
-from manyheads.local.stack_network import Functional
-from manyheads.local.stack_request import Scan
+from manyheads.local.stacked.crowd import Crowd, Terms, check_close
+from manyheads.local.stacked.network import Functional
+from manyheads.local.stacked.request import Scan
+from manyheads.local.stacked.values import NotStackableError, StackedBatch, apart, pick, stack
 from manyheads.local.steps import bare_parts, total, trained_names
 
 Call = tuple[frozenset[str], Tensor]  # of ``grad``: the parameters that have a gradient, and the loss

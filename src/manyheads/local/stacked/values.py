@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,13 +38,34 @@ def apart(value: Any) -> tuple[list[Tensor], Rebuild]:
     return [], lambda rest: value
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Something that is no tensor, equal to what may take its place: the same object, or an equal one of its type.
+
+    Two that cannot be compared, or whose comparison is no yes or no (as of arrays), are not equal.
+    """
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Held):
+            return NotImplemented
+        if self.value is other.value or type(self.value) is not type(other.value):
+            return self.value is other.value
+        try:
+            same = self.value == other.value
+        except Exception:  # a comparison is another's code, and this one asks whatever a method holds
+            return False
+        return isinstance(same, bool | np.bool_) and bool(same)
+
+
 def likeness(value: Any) -> Any:
     """What two values have in common that can be stacked: names, shapes, types, and whatever is no tensor."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, Mapping):
         return {name: likeness(piece) for name, piece in value.items()}
-    return tuple(map(likeness, value)) if isinstance(value, tuple) else value
+    return tuple(map(likeness, value)) if isinstance(value, tuple) else Held(value)
 
 
 def stack(values: Sequence[Any]) -> tuple[list[Tensor], Rebuild]:
