@@ -7,6 +7,7 @@ from manyheads.algorithms.apfl import APFL
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedrep import FedRep
 from manyheads.algorithms.pfedkdh import PFedKDH
+from manyheads.events import Warned
 from manyheads.local import precision
 from manyheads.local.network import Network, channels_last
 from manyheads.local.precision import Half, fallback
@@ -69,25 +70,18 @@ def test_a_run_stays_near_fp32(model):
     assert 1e-4 * moved < distance(half, full) < 0.05 * moved
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes", "wire"])
 @pytest.mark.parametrize("algorithm", [PFedKDH(), APFL(), FedRep()])  # a teacher, a scan, a frozen backbone
-def test_every_engine_has_the_same_bits(algorithm, overheard):
+def test_engines_have_the_same_bits(algorithm, engine, overheard):
     serial = toys.run(algorithm, train__precision="bf16")
     heard = dict(overheard)
     overheard.clear()
-    threads = toys.run(algorithm, train__precision="bf16", run__engine="threads", run__workers=2)
+    other = toys.run(algorithm, train__precision="bf16", run__engine=engine, run__workers=2)
     assert overheard == heard
-    assert threads.server == serial.server
-    assert threads.private == serial.private
-    assert toys.plain(threads.rows) == toys.plain(serial.rows)
+    assert other.server == serial.server
+    assert other.private == serial.private
+    assert toys.plain(other.rows) == toys.plain(serial.rows)
     assert toys.run(algorithm).server != serial.server
-
-
-def test_processes_have_the_same_bits():
-    serial, processes = (
-        toys.run(FedAvg(), train__precision="bf16", run__engine=e, run__workers=2) for e in ("serial", "processes")
-    )
-    assert processes.server == serial.server
-    assert toys.plain(processes.rows) == toys.plain(serial.rows)
 
 
 def test_models_are_tested_in_fp32(monkeypatch):
@@ -128,6 +122,14 @@ def test_where_else_bf16_cannot_be_had():
     assert "run.engine = 'vectorized' trains in fp32" in fallback("bf16", engine="vectorized")
     assert "run.device = 'cuda' trains in fp32" in fallback("bf16", device="cuda")
     assert fallback("fp32", engine="vectorized", device="cuda") == ""
+
+
+def test_a_run_says_that_it_goes_on_in_fp32():
+    said = []
+    toys.experiment(FedAvg(), train__precision="bf16", run__engine="vectorized").run(
+        on_event=lambda event: said.append(event.message) if isinstance(event, Warned) else None
+    )
+    assert said == ["train.precision = 'bf16': run.engine = 'vectorized' trains in fp32; going on in fp32"]
 
 
 def test_the_processor_is_asked(monkeypatch):
