@@ -71,6 +71,29 @@ def test_pfedme():
         assert np.abs(thetas[k] - local[k]).max() > 0.01
 
 
+def test_pfedme_with_mini_batches_counted_and_a_part_of_the_clients_averaged():
+    """As in its paper: all clients train, for R mini-batches, and the server averages those that it draws."""
+
+    def after(rounds, local_rounds=3):
+        return run(PFedMe(prox_weight=2.0, personal_lr=0.2, lr=0.25, local_rounds=local_rounds, averaged=0.5), rounds)
+
+    w, chosen = START, []
+    for rounds in range(1, 9):
+        local = {}
+        for k, data in CLIENTS.items():
+            mine = theta = w
+            for _ in range(3):
+                for _ in range(5):
+                    theta = theta - 0.2 * (gradient(theta, *data) + 2.0 * (theta - mine))
+                mine = mine - 0.25 * 2.0 * (mine - theta)
+            local[k] = mine
+        w = np.array(numbers(after(rounds).server.model))
+        chosen += [k for k in CLIENTS if w == pytest.approx(local[k], rel=1e-4, abs=1e-5)]
+    assert len(chosen) == 8  # the server took exactly one of them in every round
+    assert set(chosen) == {0, 1}
+    assert after(1, local_rounds=2).server != after(1).server
+
+
 def test_scaffold():
     server_lr = 0.7
     result = run(Scaffold(server_lr=server_lr), rounds=4, cohorts=TURNS)

@@ -9,14 +9,18 @@ w.
 Details that matter: theta is kept as a copy of its own, not as a name for w, and is what is tested; one batch serves
 all inner steps; both w and theta start a round at the received model, and theta goes on from batch to batch.
 
-Our decisions: only the cohort trains, as in every other method here; in the paper all clients train and the cohort is
-averaged. The hidden weight decay of the authors' code is left out. The learning rate, momentum, weight decay and
-clipping of the run do not apply. Only theta sees images, so that w takes over its buffers; at the server these follow
-the mean by size, whatever beta is. A round costs ``inner_steps`` times FedAvg's.
+Our decisions: only the cohort trains, for the run's epochs, as in every other method here. In the paper all clients
+train in every round, for R mini-batches, and a random part of them is averaged: ``train.participation = 1`` with
+``local_rounds`` and ``averaged``, as in the profile ``pfedme``, where those who are not averaged count as senders too.
+The hidden weight decay of the authors' code is left out. The learning rate, momentum, weight decay and clipping of the
+run do not apply. Only theta sees images, so that w takes over its buffers; at the server these follow the mean by size,
+whatever beta is. A round costs ``inner_steps`` times FedAvg's.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+import torch
 
 from manyheads.contract import (
     Algorithm,
@@ -35,6 +39,7 @@ from manyheads.contract import (
     Upload,
     above,
     at_least,
+    between,
 )
 
 Carry = tuple[Tree, Tree]
@@ -50,6 +55,8 @@ class PFedMe(Algorithm):
         personal_lr: their learning rate, > 0.
         lr: eta > 0, the learning rate of w, which descends ``prox_weight (w - theta)``.
         beta: how far the server goes to the clients' mean, > 0.
+        local_rounds: R, mini-batches a round, at least 1; the epochs of the run if not given.
+        averaged: the share of the round's clients whose w the server averages, drawn anew every round, in (0, 1].
     """
 
     prox_weight: float = 15.0
@@ -57,10 +64,13 @@ class PFedMe(Algorithm):
     personal_lr: float = 0.01
     lr: float = 0.005
     beta: float = 1.0
+    local_rounds: int | None = None
+    averaged: float = 1.0
 
     def __post_init__(self) -> None:
-        above(0, self, "prox_weight", "personal_lr", "lr", "beta")
-        at_least(1, self, "inner_steps")
+        above(0, self, "prox_weight", "personal_lr", "lr", "beta", "averaged")
+        at_least(1, self, "inner_steps", "local_rounds")
+        between(0, 1, self, "averaged")
 
     def init_private(self, received: Broadcast, ctx: ClientContext) -> PrivateState:
         return super().init_private(received, ctx).replace(theta=ctx.initial)
@@ -78,7 +88,7 @@ class PFedMe(Algorithm):
             return w.descend(parameters(w - theta), self.lr * self.prox_weight), theta
 
         start = self.assemble(received, private)
-        w, theta = ctx.scan((start, start), step, data)
+        w, theta = ctx.scan((start, start), step, data, steps=self.local_rounds)
         update = self.update(w | ctx.take(theta, Part.BUFFER), received, private, data, ctx)
         return replace(update, private=update.private.replace(theta=theta), trained=Predictor(theta, self.logits))
 
@@ -86,5 +96,7 @@ class PFedMe(Algorithm):
         return Predictor(private.theta, self.logits)
 
     def aggregate(self, server: ServerState, uploads: Mapping[int, Upload], ctx: ServerContext) -> ServerState:
-        mean = ctx.average(uploads).model
+        count = max(1, int(self.averaged * len(uploads) + 0.5))
+        drawn = set(torch.randperm(len(uploads), generator=ctx.rng("averaged"))[:count].tolist())
+        mean = ctx.average({k: upload for i, (k, upload) in enumerate(uploads.items()) if i in drawn}).model
         return server.replace(model=server.model.lerp(mean, self.beta) | ctx.take(mean, Part.BUFFER))
