@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from manyheads.contract import SGD, Algorithm, ServerState, Stage
 from manyheads.data.dataset import Dataset
 from manyheads.data.federated import Federation
 from manyheads.data.partition import Partition
-from manyheads.engines import check_engine, described, make_engine, one_thread
+from manyheads.engines import check_engine, described, make_engine, one_thread, server_threads
 from manyheads.engines.reality import with_reality
 from manyheads.errors import InputError
 from manyheads.evaluate import Row
@@ -217,6 +218,7 @@ class Experiment:
         """Everything that a stage needs to run."""
         run, setting = self.config.run, self.setting(stage)
         with make_engine(run.engine, run.workers, setting, say) as engine:
+            setting = replace(setting, threads=server_threads(run.engine, run.workers))
             yield Rounds(setting, with_reality(engine, setting, self.config.reality), self.config, index)
 
     def setting(self, stage: Stage) -> Setting:

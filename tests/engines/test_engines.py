@@ -8,7 +8,7 @@ import toys
 
 from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.pfedkdh import PFedKDH
-from manyheads.engines import described, make_engine, one_thread
+from manyheads.engines import described, make_engine, one_thread, server_threads
 from manyheads.engines.processes import Processes
 from manyheads.engines.serial import Serial
 from manyheads.engines.threads import Threads
@@ -134,6 +134,8 @@ def test_which_engine_is_made(monkeypatch):
     assert described("auto", None) == described("threads", None) == "threads, 3 at a time"
     assert described("auto", 1) == described("serial", 4) == "serial"
     assert described("processes", 2) == "processes, 2 at a time"
+    assert [server_threads(name, None) for name in ("auto", "processes", "ray", "serial")] == [3, 3, 3, 1]
+    assert [server_threads("threads", n) for n in (1, 2, 9)] == [1, 2, 3]
     assert described("ray", None) == "ray"  # the cluster decides
     with pytest.raises(InputError, match=r"run\.engine: unknown engine 'thread'; did you mean 'threads'\?"):
         make_engine("thread", None, stage)

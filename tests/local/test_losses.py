@@ -48,3 +48,16 @@ def test_squared_distance_by_hand():
     params = Tree({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])})
     reference = Tree({"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([[1.0]]), "running_mean": torch.tensor([9.0])})
     assert squared_distance(params, reference).item() == 1 + 4 + 4
+
+
+def test_the_gradient_of_the_squared_distance_is_twice_the_difference_in_any_layout_and_at_zero():
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(4, 3, 5, 5, generator=rng).to(memory_format=torch.channels_last).requires_grad_()
+    same = torch.randn(3, generator=rng).requires_grad_()
+    reference = torch.randn(4, 3, 5, 5, generator=rng)
+    value = squared_distance(Tree({"a": a, "same": same}), Tree({"a": reference, "same": same.detach()}))
+    assert value.item() == pytest.approx(float((a.detach() - reference).double().square().sum()), rel=1e-6)
+    for _ in range(2):  # nothing of the first pass is used up
+        of_a, of_same = torch.autograd.grad(0.5 * value, (a, same), retain_graph=True)
+        assert torch.equal(of_a, a.detach() - reference)
+        assert torch.equal(of_same, torch.zeros(3))

@@ -1,6 +1,13 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import torch
 import toys
 
+from manyheads.algorithms.fedavg import FedAvg
+from manyheads.algorithms.pfedkdh import PFedKDH
+from manyheads.contract import Part
 from manyheads.local import rows as rows_module
 from manyheads.local.rows import CachedPart, RowCache, chunks, pad
 
@@ -51,6 +58,50 @@ def test_grouping_rows_differently_changes_no_bit(monkeypatch):
     for chunk in (64, 256):
         monkeypatch.setattr(rows_module, "CHUNK", chunk)
         assert torch.equal(ctx.features(bound, data), whole)
+
+
+def test_twins_share_the_work_and_change_no_bit():
+    stage = toys.setting()
+    bound = [stage.network.bind(stage.network.initial).calls["backbone"] for _ in range(3)]
+    data = toys.data(torch.randn(700, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    together, threads = threading.Barrier(3, timeout=20), set()
+
+    def meeting(part):
+        def fn(x):
+            threads.add(threading.get_ident())
+            together.wait()  # passes only where three passes are under way at a time
+            return part(x)
+
+        return fn
+
+    rows = torch.arange(700)
+    shared = RowCache(meeting(bound[0]), data, rows, [meeting(part) for part in bound[1:]])(rows)
+    assert torch.equal(shared, RowCache(bound[0], data)(rows))
+    assert len(threads - {threading.get_ident()}) == 3
+
+
+def test_the_server_calibrates_on_all_threads_with_the_same_bits(monkeypatch):
+    images = torch.randn(600, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    method, stage = PFedKDH(), toys.setting()
+    used = []
+    monkeypatch.setattr(
+        rows_module, "ThreadPoolExecutor", lambda n, **how: used.append(n) or ThreadPoolExecutor(n, **how)
+    )
+
+    def head(threads):
+        ctx = replace(
+            replace(stage, threads=threads).server(0), server_data=toys.data(images, [i % 3 for i in range(600)])
+        )
+        return method.calibrated(ctx.initial, ctx, 2).part("head")
+
+    alone = head(1)
+    assert not used
+    assert head(2) == alone
+    assert used == [2]
+    assert alone != stage.network.initial.part("head")
+    ctx = replace(stage, threads=2).client(0, 0)
+    ctx.fit(ctx.initial, FedAvg().loss, toys.data(images), trains=Part.HEAD)
+    assert used == [2]  # clients have workers of their own
 
 
 def test_a_cached_part_answers_for_its_own_batch_only():

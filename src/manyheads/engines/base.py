@@ -75,6 +75,11 @@ def described(name: str, workers: int | None) -> str:
     return f"{chosen}, {workers or cores()} at a time" if workers or chosen in _LOCAL else chosen
 
 
+def server_threads(name: str, workers: int | None) -> int:
+    """How many threads the server may use while the clients wait: as many of them as run at a time on this machine."""
+    return 1 if _picked(name, workers) == "serial" else min(workers or cores(), cores())
+
+
 _LOCAL = ("threads", "processes", "wire")
 _APART = ("processes", "wire", "ray")  # these have memory of their own
 

@@ -1,5 +1,8 @@
 """Losses that methods share. Means run over the real samples of a batch."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -43,8 +46,31 @@ def mse(features: Tensor, target: Tensor, b: Batch) -> Tensor:
 
 
 def squared_distance(params: Tree, reference: Tree) -> Tensor:
-    """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
+    """``||params - reference||^2`` over the tensors of ``params``; ``reference``, a constant, may hold more."""
     total = torch.zeros(())
     for name, tensor in params.items():
-        total = total + (tensor - reference[name]).square().sum()
+        total = total + _apart(tensor, reference[name])
     return total
+
+
+class _SquaredDistance(torch.autograd.Function):
+    """As ``(a - b).square().sum()``, in half the passes over memory: it is paid at every step, for all weights."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(a - b)
+        return norm.square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        a, b = ctx.saved_tensors
+        return (a - b).mul_(2 * grad), None
+
+
+_apart = cast(Callable[[Tensor, Tensor], Tensor], _SquaredDistance.apply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +40,16 @@ def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
 
 
 class LocalTrainer:
-    """The reference trainer: one thread, one network."""
+    """The reference trainer: one network, and one thread.
 
-    def __init__(self, network: Network, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._network, self._stopped = network, stopped
+    Args:
+        network: what is trained.
+        stopped: asked before every step; training ends where it says True.
+        threads: how many share the passes of frozen parts.
+    """
+
+    def __init__(self, network: Network, stopped: Callable[[], bool] = lambda: False, threads: int = 1) -> None:
+        self._network, self._stopped, self._threads = network, stopped, threads
 
     def model(self, tree: Tree) -> Model:
         """``tree`` as a frozen model in eval mode."""
@@ -60,7 +66,7 @@ class LocalTrainer:
         if not steps or not names:
             return model
         bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
-        feed = Feed(ctx, data, steps, bound)
+        feed = Feed(ctx, data, steps, bound, [self._network.bind(bound.tree()) for _ in range(self._threads - 1)])
         descent = Descent(ctx, bound.trained, optim)
         log = Log(ctx, plan.phase)
         for step in steps:
@@ -118,9 +124,19 @@ class LocalTrainer:
 
 
 class Feed:
-    """Makes the batches of a plan. Frozen functions run once a sample, unless maps change x at every step."""
+    """Makes the batches of a plan. Frozen functions run once a sample, unless maps change x at every step.
 
-    def __init__(self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None) -> None:
+    Args:
+        ctx: whose plan it is.
+        data: the samples.
+        steps: the plan.
+        bound: the network; its frozen parts answer from caches.
+        twins: others like it, for a thread each.
+    """
+
+    def __init__(
+        self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None, twins: Sequence[Bound] = ()
+    ) -> None:
         self._ctx, self._data, self._bound = ctx, data, bound
         self._columns: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
         self._cached: list[CachedPart] = []
@@ -130,7 +146,7 @@ class Feed:
         if bound is not None and not data.maps:
             for name, part in list(bound.calls.items()):
                 if name not in bound.live:
-                    cached = CachedPart(part, RowCache(part, data, ahead))
+                    cached = CachedPart(part, RowCache(part, data, ahead, [twin.calls[name] for twin in twins]))
                     bound.calls[name] = cached
                     self._cached.append(cached)
 
