@@ -1,13 +1,18 @@
+import re
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads import config_options
 from manyheads.config import AlgorithmConfig, Config, TrainConfig, profiles
+from manyheads.data.catalog import PARTITION_OPTIONS
+from manyheads.data.partition import make_partition
 from manyheads.errors import InputError
 
 # What may be set to what, by dotted key: None where TOML has no value and the key is left out.
@@ -26,6 +31,16 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "run.engine": st.sampled_from(["auto", "serial"]),
     "run.buffers": st.sampled_from(["average", "private", "reset"]),
 }
+
+
+# Methods whose paper's setting is not known in all its numbers, or is for data that there is none of here.
+UNKNOWN = {"apfl", "fedbn", "fedrod", "per_fedavg", "pfedsim", "scaffold"}
+# Methods whose profiles have other names (kdh-*, lineage), and those that have no paper of their own.
+ELSEWHERE = {"fedecouple", "pfedkdh", "fedavg_aux", "fedavg_ft", "fedavg_recal", "fedper_aux", "local_only"}
+METHODS = {name for name, *_ in config_options.catalog("methods", {})}
+PAPERS = sorted(METHODS & profiles().keys())
+# Train images and classes of the data that papers use.
+IMAGES = {"mnist": (60_000, 10), "fashion-mnist": (60_000, 10), "cifar10": (50_000, 10), "cifar100": (50_000, 100)}
 
 
 def choices() -> list[tuple[str, str, dict[str, Any]]]:
@@ -213,6 +228,47 @@ def test_profiles_load_and_say_what_they_are_for(name: str) -> None:
     config = Config.profile(name)
     assert Config.parse(config.to_toml()) == config
     assert len(profiles()[name]) > 20
+
+
+def test_every_method_of_a_paper_has_a_profile_or_is_known_to_have_none() -> None:
+    assert {Config.profile(name).algorithm.name for name in profiles()} <= METHODS
+    assert sorted([*PAPERS, *UNKNOWN, *ELSEWHERE]) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_profile_leaves_nothing_that_it_says_to_a_default(name: str) -> None:
+    text = (files("manyheads") / "profiles" / f"{name}.toml").read_text("utf-8")
+    first, second = text.splitlines()[:2]
+    assert re.match(r"# \S+ (own )?setting\b.*: ", first)
+    assert second.startswith("# ")  # what a config cannot say
+    raw = tomllib.loads(text)
+    assert list(raw) == ["data", "partition", "model", "train", "algorithm", "run"]
+    assert raw["algorithm"]["name"] == name
+    assert raw["data"].keys() >= {"source", "auxiliary"}
+    assert raw["partition"].keys() >= {"kind", "clients"} | PARTITION_OPTIONS[raw["partition"]["kind"]].keys()
+    said = raw["train"].keys() | raw["algorithm"].keys()
+    assert said >= {"rounds", "participation", "batch", "lr"}
+    assert said & {"epochs", "local_rounds"}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_images_of_a_papers_profile_can_be_dealt_out(name: str) -> None:
+    config = Config.profile(name)
+    train, classes = IMAGES[config.data.source]
+    dealt = make_partition(
+        config.partition.kind,
+        np.arange(min(train, config.data.limit or train)) % classes,
+        np.arange(10_000) % classes,
+        classes=classes,
+        clients=config.partition.clients,
+        seed=config.run.seed,
+        auxiliary=config.data.auxiliary,
+        min_train=config.partition.min_train,
+        validation=config.data.validation,
+        options=config.partition.options,
+    )
+    assert dealt.clients == config.partition.clients
+    assert round(config.train.participation * dealt.clients) >= 1
 
 
 def test_an_unknown_profile() -> None:
