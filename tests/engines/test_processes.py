@@ -12,6 +12,8 @@ import toys
 
 from manyheads.algorithms.fedper import FedPer
 from manyheads.engines import make_engine
+from manyheads.engines.forks import Forks, fork
+from manyheads.engines.pool import LostError
 from manyheads.engines.processes import Processes
 from manyheads.errors import RunError
 from manyheads.events import Warned
@@ -119,6 +121,20 @@ def test_workers_lost_between_rounds_cost_nothing():
         after = {reply.client: reply for reply in engine.update(tasks(stage, [0, 3]), True)}
     assert before == after
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(("length", "part"), [(0, b""), (1000, b""), (1000, b"a half"), (1000, b"x" * 999)])
+def test_an_answer_that_breaks_off_is_none(length, part):
+    """The worker ends in the middle of a message, whose length it has said."""
+
+    def breaks_off(pipe):
+        os.write(pipe.fileno(), length.to_bytes(4, "big")[: 4 if length else 2] + part)
+        os._exit(3)
+
+    workers = Forks(lambda: lambda message: message)
+    worker = fork(breaks_off)
+    with pytest.raises(LostError, match=f"^worker {worker.pid} ended with status 3$"):
+        workers.receive(worker, worker.pipe)
 
 
 @forked
