@@ -71,11 +71,9 @@ def main() -> None:
 
 
 def _cells(found: Mapping[str, float]) -> list[str]:
-    speed = [f"{found['seconds']:.2f}", f"{found['samples_per_second']:.0f}"]
-    if "ratio" not in found:
-        return speed
+    ratio = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**found) if "ratio" in found else ""
     shares = [f"{100 * found[key]:.0f} %" for key in ("of_gemm", "of_conv")]
-    return [*speed, "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**found), *shares]
+    return [f"{found['seconds']:.2f}", f"{found['samples_per_second']:.0f}", ratio, *shares]
 
 
 def _turns(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]:
@@ -119,9 +117,11 @@ def _summary(turns: Sequence[Mapping[str, float]], images: int, work: float) -> 
         summary[variant] = {"seconds": median, "samples_per_second": images / median}
         if variant != "plain":
             summary[variant] |= _interval([turn["plain"] / turn[variant] for turn in turns])
-            for kind in ("gemm", "conv"):
-                shares = [images / turn[variant] * work / turn[f"{kind} {variant}"] for turn in turns]
-                summary[variant][f"of_{kind}"] = statistics.median(shares)
+        for kind in ("gemm", "conv"):
+            rate = f"{kind} {variant if variant in TYPES else 'fp32'}"
+            summary[variant][f"of_{kind}"] = statistics.median(
+                images / turn[variant] * work / turn[rate] for turn in turns
+            )
     for name in rate_names():
         summary[name] = statistics.median(turn[name] for turn in turns) / 1e9
     return summary
