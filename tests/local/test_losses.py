@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.func import grad, vmap
 
 from manyheads.contract import Batch, Tree
 from manyheads.local.losses import ce, kd, mse, squared_distance
@@ -61,3 +62,20 @@ def test_the_gradient_of_the_squared_distance_is_twice_the_difference_in_any_lay
         of_a, of_same = torch.autograd.grad(0.5 * value, (a, same), retain_graph=True)
         assert torch.equal(of_a, a.detach() - reference)
         assert torch.equal(of_same, torch.zeros(3))
+
+
+def test_a_reference_that_is_trained_gets_the_opposite_gradient():
+    a, b = torch.tensor([1.0, 5.0], requires_grad=True), torch.tensor([2.0, 2.0], requires_grad=True)
+    of_a, of_b = torch.autograd.grad(squared_distance(Tree({"a": a}), Tree({"a": b})), (a, b))
+    assert of_a.tolist() == [-2.0, 6.0]
+    assert of_b.tolist() == [2.0, -6.0]
+
+
+def test_the_squared_distance_under_torch_func():
+    a, b, scale = torch.tensor([[1.0, 5.0], [0.0, 3.0]]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 10.0])
+
+    def loss(a, scale):
+        return scale * squared_distance(Tree({"a": a}), Tree({"a": b}))
+
+    assert vmap(grad(loss))(a, scale).tolist() == [[-2.0, 6.0], [-40.0, 20.0]]
+    assert vmap(grad(loss), (None, 0))(a[0], scale).tolist() == [[-2.0, 6.0], [-20.0, 60.0]]

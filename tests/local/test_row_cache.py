@@ -2,12 +2,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pytest
 import torch
 import toys
 
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.pfedkdh import PFedKDH
 from manyheads.contract import Part
+from manyheads.engines import base
 from manyheads.local import rows as rows_module
 from manyheads.local.rows import CachedPart, RowCache, chunks, pad
 
@@ -80,28 +82,38 @@ def test_twins_share_the_work_and_change_no_bit():
     assert len(threads - {threading.get_ident()}) == 3
 
 
-def test_the_server_calibrates_on_all_threads_with_the_same_bits(monkeypatch):
-    images = torch.randn(600, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    method, stage = PFedKDH(), toys.setting()
-    used = []
-    monkeypatch.setattr(
-        rows_module, "ThreadPoolExecutor", lambda n, **how: used.append(n) or ThreadPoolExecutor(n, **how)
-    )
+@pytest.fixture
+def pools(monkeypatch):
+    """The sizes of all pools that passes of frozen parts have made."""
+    sizes = []
 
-    def head(threads):
-        ctx = replace(
-            replace(stage, threads=threads).server(0), server_data=toys.data(images, [i % 3 for i in range(600)])
-        )
-        return method.calibrated(ctx.initial, ctx, 2).part("head")
+    def made(size, **how):
+        sizes.append(size)
+        return ThreadPoolExecutor(size, **how)
 
-    alone = head(1)
-    assert not used
-    assert head(2) == alone
-    assert used == [2]
-    assert alone != stage.network.initial.part("head")
-    ctx = replace(stage, threads=2).client(0, 0)
-    ctx.fit(ctx.initial, FedAvg().loss, toys.data(images), trains=Part.HEAD)
-    assert used == [2]  # clients have workers of their own
+    monkeypatch.setattr(rows_module, "ThreadPoolExecutor", made)
+    return sizes
+
+
+def test_the_server_calibrates_on_all_threads_with_the_same_bits(pools, monkeypatch):
+    monkeypatch.setattr(base, "cores", lambda: 2)
+    monkeypatch.setattr(rows_module, "CHUNK", 8)  # of 20 auxiliary images: three passes
+    alone = toys.run(PFedKDH(), run__engine="serial")
+    assert not pools
+    shared = toys.run(PFedKDH(), run__engine="threads")
+    assert set(pools) == {2}
+    assert shared.server == alone.server
+    assert toys.plain(shared.rows) == toys.plain(alone.rows)
+
+
+def test_clients_keep_to_their_own_thread(pools):
+    images = toys.data(torch.randn(600, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    stage = replace(toys.setting(), threads=2)
+    for ctx, used in ((stage.client(0, 0), []), (stage.server(0), [2])):
+        ctx.fit(ctx.initial, FedAvg().loss, images, trains=Part.ALL)
+        assert pools == []  # nothing is frozen
+        ctx.fit(ctx.initial, FedAvg().loss, images, trains=Part.HEAD)
+        assert pools == used
 
 
 def test_a_cached_part_answers_for_its_own_batch_only():

@@ -76,7 +76,7 @@ def described(name: str, workers: int | None) -> str:
 
 
 def server_threads(name: str, workers: int | None) -> int:
-    """How many threads the server may use while the clients wait: as many of them as run at a time on this machine."""
+    """How many threads the server may use while the clients wait: ``workers``, but not more than there are cores."""
     return 1 if _picked(name, workers) == "serial" else min(workers or cores(), cores())
 
 

@@ -16,6 +16,7 @@ import torch
 
 from manyheads.engines.pool import LostError
 from manyheads.errors import InputError
+from manyheads.local.allocator import free_buffers
 from manyheads.local.setting import Setting
 from manyheads.local.steps import StoppedError
 
@@ -94,6 +95,7 @@ def check_forks(setting: Setting) -> None:
 def fork(run: Callable[[Connection], None]) -> Fork:
     """A process that runs ``run`` with its end of a pipe, and then ends without touching what was its parent's."""
     ours, theirs = Pipe()
+    free_buffers()
     pid = os.fork()
     if pid:
         theirs.close()

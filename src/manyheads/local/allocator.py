@@ -1,7 +1,11 @@
-"""The C library's memory: told to keep what a step of training gives back, since the next step asks for it again."""
+"""Memory below torch's: what a step of training gives back is kept for the next one, and let go before a fork."""
 
 import ctypes
 import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _OPTIONS = {M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 256 << 20}  # the first: all it takes
@@ -18,3 +22,13 @@ def keep_memory() -> bool:
     if not hasattr(library, "gnu_get_libc_version"):
         return False
     return all([library.mallopt(option, value) == 1 for option, value in _OPTIONS.items()])
+
+
+def free_buffers() -> None:
+    """Has MKL give back the buffers of matrix products; call it before a fork, while no other thread computes.
+
+    MKL lists them by thread. In a fork of a process whose threads have computed and ended, the next product may walk
+    around such a list for ever. A torch without MKL has none.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_free_buffers()

@@ -46,7 +46,7 @@ def mse(features: Tensor, target: Tensor, b: Batch) -> Tensor:
 
 
 def squared_distance(params: Tree, reference: Tree) -> Tensor:
-    """``||params - reference||^2`` over the tensors of ``params``; ``reference``, a constant, may hold more."""
+    """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
     total = torch.zeros(())
     for name, tensor in params.items():
         total = total + _apart(tensor, reference[name])
@@ -54,7 +54,7 @@ def squared_distance(params: Tree, reference: Tree) -> Tensor:
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """As ``(a - b).square().sum()``, in half the passes over memory: it is paid at every step, for all weights."""
+    """As ``(a - b).square().sum()``, in fewer passes over memory: it is paid at every step, for all weights."""
 
     generate_vmap_rule = True
 
@@ -68,9 +68,10 @@ class _SquaredDistance(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         a, b = ctx.saved_tensors
-        return (a - b).mul_(2 * grad), None
+        of_a = (a - b) * (2 * grad)
+        return of_a, -of_a if ctx.needs_input_grad[1] else None
 
 
 _apart = cast(Callable[[Tensor, Tensor], Tensor], _SquaredDistance.apply)

@@ -84,7 +84,7 @@ class Setting:
         trainer: runs ``fit`` and ``scan``; None for the reference.
         placement: the device of training and tests; None for the CPU.
         training: the network as the reference trains it, such as with products in bf16; None for ``network``.
-        threads: how many the server may use, while the clients wait.
+        threads: how many the server may use on the CPU, while the clients wait.
         outputs: of the parts of tested models, for all testers of the stage.
     """
 
@@ -169,7 +169,7 @@ class Setting:
 
     def _context(self, kind: type[C], round: int, party: int) -> C:
         down, up = buffer_policy(self.buffers)
-        threads = self.threads if party == SERVER else 1
+        threads = self.threads if party == SERVER and self.placement is None else 1
         trainer = self.trainer or LocalTrainer(self.training or self.network, self.stopped, threads)
         return kind(
             initial=self.network.initial,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,12 +40,12 @@ def steps_of(ctx: Context, n: int, plan: Plan) -> list[Step]:
 
 
 class LocalTrainer:
-    """The reference trainer: one network, and one thread.
+    """The reference trainer: one network, in one thread but for what is said of ``threads``.
 
     Args:
         network: what is trained.
         stopped: asked before every step; training ends where it says True.
-        threads: how many share the passes of frozen parts.
+        threads: how many share the passes of a fit's frozen parts.
     """
 
     def __init__(self, network: Network, stopped: Callable[[], bool] = lambda: False, threads: int = 1) -> None:
@@ -66,7 +66,7 @@ class LocalTrainer:
         if not steps or not names:
             return model
         bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
-        feed = Feed(ctx, data, steps, bound, [self._network.bind(bound.tree()) for _ in range(self._threads - 1)])
+        feed = Feed(ctx, data, steps, bound, lambda: self._network.bind(bound.tree()), self._threads)
         descent = Descent(ctx, bound.trained, optim)
         log = Log(ctx, plan.phase)
         for step in steps:
@@ -131,11 +131,18 @@ class Feed:
         data: the samples.
         steps: the plan.
         bound: the network; its frozen parts answer from caches.
-        twins: others like it, for a thread each.
+        twin: makes another one like it, for a thread of its own.
+        threads: how many share the passes of frozen parts.
     """
 
     def __init__(
-        self, ctx: Context, data: Data, steps: list[Step], bound: Bound | None, twins: Sequence[Bound] = ()
+        self,
+        ctx: Context,
+        data: Data,
+        steps: list[Step],
+        bound: Bound | None,
+        twin: Callable[[], Bound] | None = None,
+        threads: int = 1,
     ) -> None:
         self._ctx, self._data, self._bound = ctx, data, bound
         self._columns: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
@@ -144,11 +151,13 @@ class Feed:
         for name, column in data.columns.items():
             self._columns[name] = self._column(column, ahead)
         if bound is not None and not data.maps:
-            for name, part in list(bound.calls.items()):
-                if name not in bound.live:
-                    cached = CachedPart(part, RowCache(part, data, ahead, [twin.calls[name] for twin in twins]))
-                    bound.calls[name] = cached
-                    self._cached.append(cached)
+            frozen = [name for name in bound.calls if name not in bound.live]
+            twins = [twin() for _ in range(threads - 1)] if twin and frozen else []
+            for name in frozen:
+                part = bound.calls[name]
+                cached = CachedPart(part, RowCache(part, data, ahead, [other.calls[name] for other in twins]))
+                bound.calls[name] = cached
+                self._cached.append(cached)
 
     def _column(self, column: Column, ahead: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         if isinstance(column, Tensor):
