@@ -1,8 +1,5 @@
 """Losses that methods share. Means run over the real samples of a batch."""
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -49,29 +46,5 @@ def squared_distance(params: Tree, reference: Tree) -> Tensor:
     """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
     total = torch.zeros(())
     for name, tensor in params.items():
-        total = total + _apart(tensor, reference[name])
+        total = total + (tensor - reference[name]).square().sum()
     return total
-
-
-class _SquaredDistance(torch.autograd.Function):
-    """As ``(a - b).square().sum()``, in fewer passes over memory: it is paid at every step, for all weights."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(a - b)
-        return norm.square()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        a, b = ctx.saved_tensors
-        of_a = (a - b) * (2 * grad)
-        return of_a, -of_a if ctx.needs_input_grad[1] else None
-
-
-_apart = cast(Callable[[Tensor, Tensor], Tensor], _SquaredDistance.apply)
