@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from manyheads import config_options
 from manyheads.config import AlgorithmConfig, Config, TrainConfig, profiles
 from manyheads.data.catalog import PARTITION_OPTIONS
-from manyheads.data.partition import make_partition
+from manyheads.data.dataset import dataset_from_arrays
 from manyheads.errors import InputError
+from manyheads.prepare import draw_partition
 
 # What may be set to what, by dotted key: None where TOML has no value and the key is left out.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -255,18 +256,9 @@ def test_a_papers_profile_states_data_partition_and_budget(name: str) -> None:
 def test_the_images_of_a_papers_profile_can_be_dealt_out(name: str) -> None:
     config = Config.profile(name)
     train, classes = IMAGES[config.data.source]
-    dealt = make_partition(
-        config.partition.kind,
-        np.arange(min(train, config.data.limit or train)) % classes,
-        np.arange(10_000) % classes,
-        classes=classes,
-        clients=config.partition.clients,
-        seed=config.run.seed,
-        auxiliary=config.data.auxiliary,
-        min_train=config.partition.min_train,
-        validation=config.data.validation,
-        options=config.partition.options,
-    )
+    labels = [np.arange(n) % classes for n in (min(train, config.data.limit or train), 10_000)]
+    data = dataset_from_arrays(*(a for y in labels for a in (np.zeros((len(y), 1, 1, 1), np.uint8), y)))
+    dealt = draw_partition(config, data)
     assert dealt.clients == config.partition.clients
 
 
