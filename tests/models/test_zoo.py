@@ -46,6 +46,23 @@ def test_cnn_equals_relu_before_the_pool_as_the_papers_write_it() -> None:
     torch.testing.assert_close(model(x), functional.linear(z, w["head.weight"], w["head.bias"]), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 8, 6), (1, 1, 2, 2), (2, 4, 7, 5), (2, 3, 3, 2)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_is_torchs_with_and_without_gradient(shape: Shape, layout: torch.memory_format) -> None:
+    pool = next(layer for layer in made("cnn", GRAY).backbone if isinstance(layer, nn.MaxPool2d))
+    x = images(*shape).round(decimals=0).contiguous(memory_format=layout)  # rounded, so that there are ties
+    x[0, 0, 0, 0] = math.nan
+    expected = functional.max_pool2d(x, 2)
+    with torch.no_grad():
+        found = pool(x)
+    assert torch.equal(found.nan_to_num(99), expected.nan_to_num(99))
+    assert found[0, 0, 0, 0].isnan()
+    assert found.is_contiguous(memory_format=layout)  # the next layer is slower on another one
+    x.requires_grad_()
+    theirs = torch.autograd.grad(functional.max_pool2d(x, 2).sum(), x)[0]
+    assert torch.equal(torch.autograd.grad(pool(x).sum(), x)[0], theirs)
+
+
 def test_cnn_drops_before_the_hidden_layer_in_train_mode_only() -> None:
     model, x = made("cnn", GRAY, dropout=0.5), images(2, *GRAY)
     seen: list[Tensor] = []
