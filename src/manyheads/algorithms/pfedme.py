@@ -12,10 +12,10 @@ all inner steps; both w and theta start a round at the received model, and theta
 Our decisions: only the cohort trains, for the run's epochs, as in every other method here. In the paper all clients
 train in every round, for R mini-batches, and a random part of them is averaged: ``train.participation = 1`` with
 ``local_rounds`` and ``averaged``, as in the profile ``pfedme``, where those who are not averaged count as senders too,
-and a simulated clock goes by the run's epochs, which do not apply.
-The hidden weight decay of the authors' code is left out. The learning rate, momentum, weight decay and clipping of the
-run do not apply. Only theta sees images, so that w takes over its buffers; at the server these follow the mean by size,
-whatever beta is. A round of as many batches costs ``inner_steps`` times FedAvg's.
+and a simulated clock goes by the run's epochs, which do not apply. The hidden weight decay of the authors' code is left
+out. The learning rate, momentum, weight decay and clipping of the run do not apply. Only theta sees images, so that w
+takes over its buffers; at the server these follow the mean by size, whatever beta is. A round of as many batches costs
+``inner_steps`` times FedAvg's.
 """
 
 from collections.abc import Mapping
