@@ -15,6 +15,7 @@ from manyheads.engines.threads import Threads
 from manyheads.engines.wire import Wire
 from manyheads.errors import InputError, RunError
 from manyheads.local.client import Task
+from manyheads.models import winograd
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,20 @@ def test_engines_give_the_bits_of_serial_with_batchnorm():
         assert run.server == runs[0].server
         assert run.private == runs[0].private
         assert toys.plain(run.rows) == toys.plain(runs[0].rows)
+
+
+def test_engines_give_the_bits_of_serial_with_convolutions_by_tiles():
+    values = {"model__kernel": 5, "model__padding": 2, "model__widths": [16, 32]}
+    with pytest.MonkeyPatch.context() as patch:
+        taken = []
+        real = winograd.convolve
+        patch.setattr(winograd, "convolve", lambda *args: taken.append(args[1].shape) or real(*args))
+        serial, *others = (toys.run(PFedKDH(), run__engine=e, run__workers=2, **values) for e in ENGINES)
+    assert set(taken) == {(32, 16, 5, 5)}
+    for run in others:
+        assert run.server == serial.server
+        assert run.private == serial.private
+        assert toys.plain(run.rows) == toys.plain(serial.rows)
 
 
 @pytest.mark.parametrize("engine", SAME)

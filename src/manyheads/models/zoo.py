@@ -17,6 +17,7 @@ from torch.nn import functional
 from manyheads.errors import InputError
 from manyheads.models.dropout import Dropout
 from manyheads.models.split import Shape, SplitModel
+from manyheads.models.winograd import Conv2d
 
 
 def cnn(
@@ -144,7 +145,7 @@ def _convolutional(
         )
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (width, kernel, padding) in enumerate(table, start=1):
-        convolution = nn.Conv2d(channels, width, kernel, padding=padding)
+        convolution = Conv2d(channels, width, kernel, padding=padding)
         layers |= {f"conv{i}": convolution, f"pool{i}": _Pool(2), f"relu{i}": activation()}
         channels = width
     layers |= {"dropout": Dropout(dropout), "flatten": nn.Flatten()}
