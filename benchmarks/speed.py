@@ -168,8 +168,8 @@ def _ours(like: str, images: int, precision: str) -> Round:
         nonlocal server
         tasks = (Task(client, 0, algorithm.broadcast(server, client, ctx), None) for client in range(len(SHARES)))
         with one_thread(), make_engine("threads", cores(), setting) as engine:
-            replies = sorted(engine.update(tasks, False), key=lambda reply: reply.client)
-            server = algorithm.aggregate(server, {r.client: Upload.from_bytes(r.upload) for r in replies}, ctx)
+            uploads = {reply.client: Upload.from_bytes(reply.upload) for reply in engine.update(tasks, False)}
+            server = algorithm.aggregate(server, dict(sorted(uploads.items())), ctx)
 
     return run
 

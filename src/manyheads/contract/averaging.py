@@ -51,7 +51,7 @@ def _added(total: Any, value: Any, share: float) -> Any:
         return _Sum(tensor if total is None else torch.maximum(total.value, tensor), tensor.dtype)
     if total is None:
         return _Sum(tensor.double() * share, tensor.dtype)
-    return _Sum(total.value.add_(tensor.double(), alpha=share), tensor.dtype)
+    return _Sum(total.value.add_(tensor, alpha=share), tensor.dtype)
 
 
 def _divided(total: Any, weights: float) -> Any:
