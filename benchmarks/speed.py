@@ -5,8 +5,10 @@ CIFAR-10's. Ours goes through the threads engine, in fp32 and, where the process
 researcher writes first: a DataLoader, torch's default layout, a deep copy of the model for each client, torch's default
 threads. The rates are those of matrix products and of the CNN's own convolutions, one thread a core.
 
-Every variant has a process of its own, which sleeps while another one works; they take turns, a round each. Ratios are
-paired by turn; intervals hold 90 % of a t distribution over the logarithms. The last line is JSON.
+Every variant has a process of its own, which sleeps while another one works; they take turns, a round each, the first
+of which warms up. After some turns the processes end and others start: how quick a loop is depends on where its memory
+happens to lie, by up to a fifth for the plain one. Ratios are paired by set of processes, of medians over its turns;
+intervals hold 90 % of a t distribution over the logarithms. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ from manyheads.models.zoo import cnn
 
 SHARES = (20, 17, 14, 12, 10, 8, 7, 5, 4, 3)  # of the images, in per cent, by client: a run too has its longest first
 
+TURNS = 5  # of a set of processes
+
 LR = 0.015
 
 Round = Callable[[], object]
@@ -61,7 +65,7 @@ def main() -> None:
     rounds = Table("images", "variant", "s/round", "samples/s", "times plain", "of GEMM", "of conv.")
     reached = Table("GFLOP/s", *rate_names())
     for like in SIZES:
-        summary[like] = found = _summary(list(_turns(like, images, seconds)), sum(_sizes(images)), flops(like))
+        summary[like] = found = _summary(list(_sets(like, images, seconds)), sum(_sizes(images)), flops(like))
         for variant in (name for name in ("plain", *TYPES) if name in found):
             rounds.add_row(like, variant, *_cells(found[variant]))
         reached.add_row(like, *(f"{found[name]:.0f}" for name in rate_names()))
@@ -76,23 +80,28 @@ def _cells(found: Mapping[str, float]) -> list[str]:
     return [f"{found['seconds']:.2f}", f"{found['samples_per_second']:.0f}", ratio, *shares]
 
 
-def _turns(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]:
-    """Seconds by variant, turn after turn; the first turn, which warms up, is left out."""
+def _sets(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]:
+    """Median seconds by variant, of one set of processes after the other."""
     variants = ["plain", "fp32", *(["bf16"] if has_bf16() else []), "rates"]
-    with ExitStack() as stack:
-        environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-        programs = {
-            variant: stack.enter_context(Program("benchmarks.speed", variant, like, str(images), env=environment))
-            for variant in variants
-        }
-        began, done = time.perf_counter(), 0
-        while done < 4 or time.perf_counter() - began < seconds:
-            found: dict[str, float] = {}
-            for variant in [*variants[done % len(variants) :], *variants[: done % len(variants)]]:
-                found |= programs[variant].ask()
-            if done:
-                yield found
-            done += 1
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    began, done = time.perf_counter(), 0
+    while done < 3 or time.perf_counter() - began < seconds:
+        with ExitStack() as stack:
+            programs = [
+                stack.enter_context(Program("benchmarks.speed", variant, like, str(images), env=environment))
+                for variant in variants
+            ]
+            turns = [_turn(programs, first=number % len(programs)) for number in range(1 + TURNS)][1:]
+        yield {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+        done += 1
+
+
+def _turn(programs: Sequence[Program], first: int) -> dict[str, float]:
+    """What all of the programs measure, one after the other."""
+    found: dict[str, float] = {}
+    for program in [*programs[first:], *programs[:first]]:
+        found |= program.ask()
+    return found
 
 
 def _serve(variant: str, like: str, images: int) -> None:
@@ -109,21 +118,19 @@ def _serve(variant: str, like: str, images: int) -> None:
         print(json.dumps(measure()), flush=True)
 
 
-def _summary(turns: Sequence[Mapping[str, float]], images: int, work: float) -> dict[str, Any]:
-    """Medians over the turns, and ratios to the plain loop."""
+def _summary(sets: Sequence[Mapping[str, float]], images: int, work: float) -> dict[str, Any]:
+    """Medians over the sets of processes, and ratios to the plain loop."""
     summary: dict[str, Any] = {}
-    for variant in (v for v in ("plain", *TYPES) if v in turns[0]):
-        median = statistics.median(turn[variant] for turn in turns)
+    for variant in (v for v in ("plain", *TYPES) if v in sets[0]):
+        median = statistics.median(one[variant] for one in sets)
         summary[variant] = {"seconds": median, "samples_per_second": images / median}
         if variant != "plain":
-            summary[variant] |= _interval([turn["plain"] / turn[variant] for turn in turns])
+            summary[variant] |= _interval([one["plain"] / one[variant] for one in sets])
         for kind in ("gemm", "conv"):
             rate = f"{kind} {variant if variant in TYPES else 'fp32'}"
-            summary[variant][f"of_{kind}"] = statistics.median(
-                images / turn[variant] * work / turn[rate] for turn in turns
-            )
+            summary[variant][f"of_{kind}"] = statistics.median(images / one[variant] * work / one[rate] for one in sets)
     for name in rate_names():
-        summary[name] = statistics.median(turn[name] for turn in turns) / 1e9
+        summary[name] = statistics.median(one[name] for one in sets) / 1e9
     return summary
 
 

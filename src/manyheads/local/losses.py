@@ -46,5 +46,5 @@ def squared_distance(params: Tree, reference: Tree) -> Tensor:
     """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
     total = torch.zeros(())
     for name, tensor in params.items():
-        total = total + (tensor - reference[name]).square().sum()
+        total = total + functional.mse_loss(tensor, reference[name], reduction="sum")  # fewer passes over the weights
     return total

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from manyheads.models.probing import probe
     from manyheads.models.registry import build
     from manyheads.models.split import SplitModel
+    from manyheads.models.winograd import Conv2d
 
-__all__ = ["Dropout", "SplitModel", "build", "draw_mask", "probe", "replace_dropout", "set_generator"]
+__all__ = ["Conv2d", "Dropout", "SplitModel", "build", "draw_mask", "probe", "replace_dropout", "set_generator"]
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"SplitModel": "split", "build": "registry", "probe": "probing"}.get(name, "dropout")
+    home = {"Conv2d": "winograd", "SplitModel": "split", "build": "registry", "probe": "probing"}.get(name, "dropout")
     return getattr(import_module(f"{__name__}.{home}"), name)
