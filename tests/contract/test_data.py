@@ -64,9 +64,12 @@ def test_names_are_taken_once(name):
 
 
 def test_pixels_are_normalised_per_channel():
-    images = torch.zeros(2, 1, 1, 2, dtype=torch.uint8)
+    images = torch.zeros(2, 2, 3, 2, dtype=torch.uint8)
+    images[1] = torch.arange(12).reshape(2, 3, 2)
     images[1, 0, 0] = torch.tensor([255, 51])
     x = Pixels(images, mean=(0.5, 0.0), std=(0.25, 0.1))(torch.tensor([1, 0]))
-    assert x.shape == (2, 2, 1, 1)
+    assert x.shape == (2, 2, 2, 3)
     assert x.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(x.flatten(1), torch.tensor([[2.0, 2.0], [-2.0, 0.0]]))
+    torch.testing.assert_close(x[:, :, 0, 0], torch.tensor([[2.0, 2.0], [-2.0, 0.0]]))
+    mean, std = torch.tensor([0.5, 0.0]), torch.tensor([0.25, 0.1])
+    torch.testing.assert_close(x[0].permute(1, 2, 0), (images[1] / 255 - mean) / std)

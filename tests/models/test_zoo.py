@@ -36,14 +36,14 @@ def test_cnn_backbone_has_the_papers_size(shape: Shape, size: int) -> None:
 
 
 def test_cnn_equals_relu_before_the_pool_as_the_papers_write_it() -> None:
-    model = made("cnn", COLOUR).eval()
+    model = made("cnn", COLOUR).double().eval()
     w = model.state_dict()
-    x = images(4, *COLOUR)
+    x = images(4, *COLOUR).double()
     y = x
     for layer in ("backbone.conv1", "backbone.conv2"):
         y = functional.max_pool2d(functional.relu(functional.conv2d(y, w[f"{layer}.weight"], w[f"{layer}.bias"])), 2)
     z = functional.relu(functional.linear(y.flatten(1), w["backbone.fc.weight"], w["backbone.fc.bias"]))
-    torch.testing.assert_close(model(x), functional.linear(z, w["head.weight"], w["head.bias"]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(x), functional.linear(z, w["head.weight"], w["head.bias"]), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8, 6), (1, 1, 2, 2), (2, 4, 7, 5), (2, 3, 3, 2)])
