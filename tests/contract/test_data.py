@@ -73,3 +73,16 @@ def test_pixels_are_normalised_per_channel():
     torch.testing.assert_close(x[:, :, 0, 0], torch.tensor([[2.0, 2.0], [-2.0, 0.0]]))
     mean, std = torch.tensor([0.5, 0.0]), torch.tensor([0.25, 0.1])
     torch.testing.assert_close(x[0].permute(1, 2, 0), (images[1] / 255 - mean) / std)
+
+
+def test_indices_follow_images_to_their_device(monkeypatch):
+    seen = []
+    real = torch.Tensor.index_select
+    monkeypatch.setattr(
+        torch.Tensor,
+        "index_select",
+        lambda images, dim, rows: seen.append((images.device.type, rows.device.type)) or real(images, dim, rows),
+    )
+    images = torch.zeros(3, 2, 2, 1, dtype=torch.uint8, device="meta")
+    assert Pixels(images, (0.0,), (1.0,))(torch.tensor([0, 2])).shape == (2, 1, 2, 2)
+    assert seen == [("meta", "meta")]  # a GPU refuses to be given others
