@@ -48,8 +48,6 @@ from manyheads.models.zoo import cnn
 
 SHARES = (20, 17, 14, 12, 10, 8, 7, 5, 4, 3)  # of the images, in per cent, by client: a run too has its longest first
 
-TURNS = 5  # of a set of processes
-
 LR = 0.015
 
 Round = Callable[[], object]
@@ -60,12 +58,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less than three minutes on two quiet cores")
     quick = parser.parse_args().quick
-    images, seconds = (2_000, 55) if quick else (6_000, 400)
+    images, turns, seconds = (2_000, 3, 50) if quick else (6_000, 5, 400)
     summary: dict[str, Any] = {}
     rounds = Table("images", "variant", "s/round", "samples/s", "times plain", "of GEMM", "of conv.")
     reached = Table("GFLOP/s", *rate_names())
     for like in SIZES:
-        summary[like] = found = _summary(list(_sets(like, images, seconds)), sum(_sizes(images)), flops(like))
+        summary[like] = found = _summary(list(_sets(like, images, turns, seconds)), sum(_sizes(images)), flops(like))
         for variant in (name for name in ("plain", *TYPES) if name in found):
             rounds.add_row(like, variant, *_cells(found[variant]))
         reached.add_row(like, *(f"{found[name]:.0f}" for name in rate_names()))
@@ -80,8 +78,8 @@ def _cells(found: Mapping[str, float]) -> list[str]:
     return [f"{found['seconds']:.2f}", f"{found['samples_per_second']:.0f}", ratio, *shares]
 
 
-def _sets(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]:
-    """Median seconds by variant, of one set of processes after the other."""
+def _sets(like: str, images: int, turns: int, seconds: float) -> Iterator[dict[str, float]]:
+    """Median seconds by variant over some turns, of one set of processes after the other."""
     variants = ["plain", "fp32", *(["bf16"] if has_bf16() else []), "rates"]
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     began, done = time.perf_counter(), 0
@@ -91,8 +89,8 @@ def _sets(like: str, images: int, seconds: float) -> Iterator[dict[str, float]]:
                 stack.enter_context(Program("benchmarks.speed", variant, like, str(images), env=environment))
                 for variant in variants
             ]
-            turns = [_turn(programs, first=number % len(programs)) for number in range(1 + TURNS)][1:]
-        yield {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+            found = [_turn(programs, first=number % len(programs)) for number in range(1 + turns)][1:]
+        yield {name: statistics.median(turn[name] for turn in found) for name in found[0]}
         done += 1
 
 
