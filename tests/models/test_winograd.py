@@ -146,7 +146,7 @@ def test_a_stack_of_models_is_each_of_them(stacked: tuple[int | None, int | None
         found: Tensor = torch.func.grad(lambda w: convolve(x, w, None).square().sum())(weight)
         return found
 
-    leaves = [all if place == 0 else all[0] for all, place in zip((weights, images), stacked, strict=True)]
+    leaves = [stack if place == 0 else stack[0] for stack, place in zip((weights, images), stacked, strict=True)]
     together = torch.func.vmap(gradient, in_dims=stacked)(*leaves)
     each = [
         gradient(*(leaf[k] if place == 0 else leaf for leaf, place in zip(leaves, stacked, strict=True)))
