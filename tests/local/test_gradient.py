@@ -14,9 +14,9 @@ from manyheads.algorithms.fedper import FedPer
 from manyheads.algorithms.local_only import LocalOnly
 from manyheads.algorithms.pfedkdh import PFedKDH
 from manyheads.analysis.guidance import Guided
-from manyheads.contract import Part, PrivateState, Tree
+from manyheads.contract import Part, PrivateState, Proximal, Tree
 from manyheads.local import training
-from manyheads.local.losses import ce, squared_distance
+from manyheads.local.losses import ce
 from manyheads.local.network import Network
 
 N = 2 * training.GRADIENT_CHUNK + 45  # three pieces, the last one smaller
@@ -41,7 +41,7 @@ def loss(m, b):
         "ce": ce(m.head(m.backbone(b.x)), b),
         "soft": b.mean(((m.backbone(b.x) - b.soft) ** 2).sum(dim=1)),
         "frozen": b.mean(((m.backbone(b.x) - b.frozen) ** 2).sum(dim=1)),
-        "prox": 0.7 * squared_distance(m.params.part("backbone"), b.reference),
+        "prox": Proximal(1.4, m.params.part("backbone"), b.reference),
     }
 
 

@@ -12,10 +12,7 @@ Our decision: the personal model gets as many epochs as the shared one (``person
 twice FedAvg's.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from manyheads.contract import (
     Algorithm,
@@ -26,10 +23,11 @@ from manyheads.contract import (
     Model,
     Predictor,
     PrivateState,
+    Proximal,
+    Terms,
     Update,
     at_least,
 )
-from manyheads.local.losses import squared_distance
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class Ditto(Algorithm):
         update = super().local_update(received, private, data, ctx)
         return replace(update, private=update.private.replace(personal=mine), trained=Predictor(mine, self.logits))
 
-    def personal_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
-        return {**self.loss(m, b), "prox": self.prox_weight / 2 * squared_distance(m.params, b.reference)}
+    def personal_loss(self, m: Model, b: Batch) -> Terms:
+        return {**self.loss(m, b), "prox": Proximal(self.prox_weight, m.params, b.reference)}
 
     def personal(self, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Predictor:
         return Predictor(private.personal, self.logits)

@@ -38,6 +38,7 @@ from manyheads.contract import (
     Part,
     PrivateState,
     Sizes,
+    Terms,
     Tree,
     Update,
     at_least,
@@ -99,7 +100,7 @@ class FedCP(Algorithm):
         reference = ctx.model(model).backbone
         return data.with_(reference=reference).given(context=context(model)).draw(noise=gumbel)
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         z = m.backbone(b.x)
         return {
             "ce": ce(divided(m, z, b.context, b.noise), b),

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from manyheads.contract import (
     Algorithm,
@@ -30,14 +29,15 @@ from manyheads.contract import (
     Part,
     Predictor,
     PrivateState,
+    Proximal,
     ServerContext,
     ServerState,
+    Terms,
     Tree,
     Update,
     Upload,
     above,
 )
-from manyheads.local.losses import squared_distance
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ class FedDyn(Algorithm):
         moved = ctx.take(model - self.assemble(received, private), Part.PARAMETERS)
         return replace(update, private=update.private.replace(g=private.g - moved * self.alpha))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         linear = sum(((m.params[name] * g).sum() for name, g in b.g.items()), torch.zeros(()))
-        prox = self.alpha / 2 * squared_distance(m.params, b.reference)
-        return {**super().loss(m, b), "linear": -linear, "prox": prox}
+        return {**super().loss(m, b), "linear": -linear, "prox": Proximal(self.alpha, m.params, b.reference)}

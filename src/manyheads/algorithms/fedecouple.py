@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import softmax
 
 from manyheads.algorithms._own_head import OwnHead
@@ -49,6 +49,7 @@ from manyheads.contract import (
     ServerContext,
     ServerState,
     Sizes,
+    Terms,
     Tree,
     Upload,
     above,
@@ -208,7 +209,7 @@ class FedeCouple(OwnHead):
             return self.kd_high
         return min(max(wanted[self.dynamic], self.kd_low), self.kd_high)
 
-    def gpc_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def gpc_loss(self, m: Model, b: Batch) -> Terms:
         """(1 - l) CE + l T^2 KL(global head || private head), both heads on the same features."""
         z = m.backbone(b.x)
         student, teacher = m.head(z), m.at(b.global_head).head(z)
@@ -220,7 +221,7 @@ class FedeCouple(OwnHead):
             "kd": b.mean(weight * each_kl(teacher, student, self.temperature)),
         }
 
-    def glf_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def glf_loss(self, m: Model, b: Batch) -> Terms:
         """CE against a frozen head, and the center loss."""
         z = m.backbone(b.x)
         terms = {"ce": ce(m.head(z), b)}

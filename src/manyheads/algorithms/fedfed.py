@@ -44,6 +44,7 @@ from manyheads.contract import (
     ServerState,
     Sizes,
     Stage,
+    Terms,
     Tree,
     Update,
     Upload,
@@ -129,7 +130,7 @@ class FedFed(Algorithm):
             columns |= {name: received.get(name)[rows], f"{name}_y": received.labels[rows]}
         return data.with_(**columns)
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         """CE over own and shared images alike."""
         own, weak, strong = self.logits(m, torch.cat([b.x, b.weak, b.strong])).chunk(3)
         return {
@@ -187,13 +188,13 @@ class Distilling(Algorithm):
         shares = torch.full((len(b),), share)
         return b.replace(x=share * b.x + (1 - share) * b.x[other], other=b.y[other], share=shares)
 
-    def mixed_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def mixed_loss(self, m: Model, b: Batch) -> Terms:
         """CE against both labels, in the proportion of the images."""
         logits = self.logits(m, b.x)
         first, second = (functional.cross_entropy(logits, y, reduction="none") for y in (b.y, b.other))
         return {"ce": b.mean(b.share * first + (1 - b.share) * second)}
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         method = self.method
         pixels = b.x * b.scale + b.shift
         painted, mean, log_variance = m.generator(pixels, b.latent)

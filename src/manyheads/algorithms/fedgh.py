@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from manyheads.contract import (
     SGD,
@@ -31,6 +30,7 @@ from manyheads.contract import (
     PrivateState,
     ServerContext,
     ServerState,
+    Terms,
     Tree,
     Update,
     Upload,
@@ -79,6 +79,6 @@ class FedGH(Algorithm):
         )
         return server.replace(model=model)
 
-    def head_loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def head_loss(self, m: Model, b: Batch) -> Terms:
         """CE of the head on features."""
         return {"ce": ce(m.head(b.x), b)}

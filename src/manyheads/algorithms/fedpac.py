@@ -34,6 +34,7 @@ from manyheads.contract import (
     PrivateState,
     ServerContext,
     ServerState,
+    Terms,
     Tree,
     Update,
     Upload,
@@ -112,7 +113,7 @@ class FedPAC(Algorithm):
             proto_weight=self.proto_weight if received.known.any() else 0.0,
         )
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         z = m.backbone(b.x)
         return {"ce": ce(m.head(z), b), "proto": b.proto_weight * mse(z, b.prototypes[b.y], b)}
 

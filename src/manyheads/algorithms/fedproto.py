@@ -33,6 +33,7 @@ from manyheads.contract import (
     PrivateState,
     ServerContext,
     ServerState,
+    Terms,
     Tree,
     Update,
     Upload,
@@ -81,7 +82,7 @@ class FedProto(Algorithm):
         update = super().update(model, received, private, data, ctx)
         return replace(update, upload=update.upload.replace(means=means, counts=counts))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         z = m.backbone(b.x)
         far = (z - b.prototypes[b.y]).square().mean(dim=1)
         return {"ce": ce(m.head(z), b), "proto": self.proto_weight * b.mean(b.known[b.y] * far)}

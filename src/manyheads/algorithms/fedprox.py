@@ -9,10 +9,7 @@ gradient like any other. The paper's partial work is the run's to simulate (``[r
 it does, every client trains for the local epochs of the run.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.contract import (
@@ -22,11 +19,12 @@ from manyheads.contract import (
     Data,
     Model,
     PrivateState,
+    Proximal,
     ServerContext,
+    Terms,
     Tree,
     at_least,
 )
-from manyheads.local.losses import squared_distance
 
 
 @dataclass(frozen=True)
@@ -48,5 +46,5 @@ class FedProx(FedAvg):
     def prepare(self, model: Tree, received: Broadcast, private: PrivateState, data: Data, ctx: ClientContext) -> Data:
         return data.given(reference=received.model)
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
-        return {**super().loss(m, b), "prox": self.prox_weight / 2 * squared_distance(m.params, b.reference)}
+    def loss(self, m: Model, b: Batch) -> Terms:
+        return {**super().loss(m, b), "prox": Proximal(self.prox_weight, m.params, b.reference)}

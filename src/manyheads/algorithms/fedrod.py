@@ -31,6 +31,7 @@ from manyheads.contract import (
     ServerContext,
     ServerState,
     Sizes,
+    Terms,
     Tree,
     above,
 )
@@ -63,7 +64,7 @@ class FedRoD(Algorithm):
         """The shared head's answer."""
         return super().logits(m, x)
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         z = m.backbone(b.x)
         generic = m.head(z)
         return {

@@ -28,6 +28,7 @@ from manyheads.contract import (
     PrivateState,
     ServerContext,
     Sizes,
+    Terms,
     Tree,
     Update,
     above,
@@ -82,7 +83,7 @@ class Moon(Algorithm):
         update = super().update(model, received, private, data, ctx)
         return replace(update, private=update.private.replace(last=model))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         z = self.projected(m, b.x)
         near = torch.stack([cosine_similarity(z, b.of_global), cosine_similarity(z, b.of_previous)], dim=1)
         contrast = -log_softmax(near / self.temperature, dim=1)[:, 0]

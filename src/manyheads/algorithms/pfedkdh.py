@@ -25,8 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from manyheads.contract import (
     Algorithm,
     Batch,
@@ -37,15 +35,17 @@ from manyheads.contract import (
     Part,
     Predictor,
     PrivateState,
+    Proximal,
     ServerContext,
     ServerState,
+    Terms,
     Tree,
     Upload,
     above,
     at_least,
     between,
 )
-from manyheads.local.losses import ce, kd, squared_distance
+from manyheads.local.losses import ce, kd
 from manyheads.local.prior import with_prior
 
 
@@ -125,13 +125,13 @@ class PFedKDH(Algorithm):
         teacher = ctx.model(model.replace(head=received.teacher_head))
         return data.with_(teacher=lambda x: self.logits(teacher, x)).given(reference=received.model.part("backbone"))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         """Equation 2."""
         student = self.logits(m, b.x)
         return {
             "ce": (1 - self.kd_weight) * ce(student, b),
             "kd": self.kd_weight * kd(b.teacher, student, b, self.temperature),
-            "prox": self.prox_weight / 2 * squared_distance(m.params.part("backbone"), b.reference),
+            "prox": Proximal(self.prox_weight, m.params.part("backbone"), b.reference),
         }
 
     def personal(

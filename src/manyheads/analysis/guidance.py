@@ -16,19 +16,18 @@ choose from; for both, the two weights that were found alone; accuracy as aggreg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from manyheads.algorithms._own_head import OwnHead
 from manyheads.analysis.trained import Trained
 from manyheads.config import Config
-from manyheads.contract import Batch, Broadcast, ClientContext, Data, Model, PrivateState, Tree
+from manyheads.contract import Batch, Broadcast, ClientContext, Data, Model, PrivateState, Terms, Tree
 from manyheads.data.dataset import Dataset
 from manyheads.engines import one_thread
 from manyheads.errors import InputError
@@ -60,7 +59,7 @@ class Guided(OwnHead):
             data = data.with_(global_features=ctx.model(received.model).backbone)
         return data.given(global_head=Tree().replace(head=received.model.part("head")))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         """Cross-entropy, and guidance with the weights that are not 0."""
         z = m.backbone(b.x)
         terms = {"ce": ce(m.head(z), b)}

@@ -6,7 +6,7 @@ from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
 from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
-from manyheads.contract.trainer import SGD, AdamW, Grad, Loss, Optimizer
+from manyheads.contract.trainer import SGD, AdamW, Grad, Loss, Optimizer, Proximal, Terms
 from manyheads.contract.tree import Part, Tree
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "Predictor",
     "Predictors",
     "PrivateState",
+    "Proximal",
     "ServerContext",
     "ServerState",
     "Sizes",
     "Stage",
+    "Terms",
     "Tree",
     "Update",
     "Upload",

@@ -13,7 +13,7 @@ from manyheads.contract.context import ClientContext, Context, ServerContext
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model, Predictor
 from manyheads.contract.records import Broadcast, PrivateState, ServerState, Upload
-from manyheads.contract.trainer import Loss
+from manyheads.contract.trainer import Loss, Terms
 from manyheads.contract.tree import Part, Tree
 
 Predictors = Predictor | Mapping[str, Predictor]
@@ -126,7 +126,7 @@ class Algorithm:
         """The network's answer, ``[batch, classes]``."""
         return m.head(m.backbone(x))
 
-    def loss(self, m: Model, b: Batch) -> Mapping[str, Tensor]:
+    def loss(self, m: Model, b: Batch) -> Terms:
         """The local objective as named terms."""
         return {"ce": b.mean(cross_entropy(self.logits(m, b.x), b.y, reduction="none"))}
 

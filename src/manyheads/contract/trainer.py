@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from manyheads.contract.data import Batch, Data
 from manyheads.contract.model import Model
@@ -15,8 +17,36 @@ from manyheads.contract.tree import Part, Tree
 if TYPE_CHECKING:
     from manyheads.contract.context import Context
 
-Loss = Callable[[Model, Batch], Mapping[str, Tensor]]
 Carry = TypeVar("Carry")
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """A term of a loss, ``weight / 2 * ||params - reference||^2``, that holds parameters near a reference.
+
+    It says no more than the tensor would, but a trainer can add its gradient, ``weight * (params - reference)``, in
+    fewer passes over the weights than automatic differentiation takes.
+
+    Attributes:
+        weight: at least 0.
+        params: parameters of the model that is trained, such as ``m.params.part("backbone")``.
+        reference: what they are held near; it may have more tensors.
+    """
+
+    weight: float
+    params: Tree
+    reference: Tree
+
+    def __call__(self) -> Tensor:
+        """The term as a tensor, for automatic differentiation."""
+        total = torch.zeros(())
+        for name, tensor in self.params.items():
+            total = total + mse_loss(tensor, self.reference[name], reduction="sum")  # quicker than its definition
+        return self.weight / 2 * total
+
+
+Terms = Mapping[str, Tensor | Proximal]
+Loss = Callable[[Model, Batch], Terms]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """Losses that methods share. Means run over the real samples of a batch."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from manyheads.contract.data import Batch
-from manyheads.contract.tree import Tree
 
 
 def ce(logits: Tensor, b: Batch) -> Tensor:
@@ -40,11 +38,3 @@ def each_kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 def mse(features: Tensor, target: Tensor, b: Batch) -> Tensor:
     """Squared difference of ``[n, d]``, mean over dimensions and samples."""
     return b.mean((features - target).square().mean(dim=1))
-
-
-def squared_distance(params: Tree, reference: Tree) -> Tensor:
-    """``||params - reference||^2`` over the tensors of ``params``; ``reference`` may hold more."""
-    total = torch.zeros(())
-    for name, tensor in params.items():
-        total = total + functional.mse_loss(tensor, reference[name], reduction="sum")  # fewer passes over the weights
-    return total

@@ -12,7 +12,7 @@ from manyheads.contract.data import Batch
 from manyheads.contract.trainer import Loss
 from manyheads.contract.tree import Part, Tree
 from manyheads.local.network import Bound, Network, channels_last
-from manyheads.local.steps import Log, Step, bare_parts, dropout_stream, trained_names
+from manyheads.local.steps import Log, Step, bare_parts, dropout_stream, tensors, total, trained_names
 
 
 class Buffers:
@@ -77,7 +77,9 @@ class Gradient:
         bound.load(self._buffers.safe(tree))
         bound.train(trained_names(self._ctx, tree, trains), bare_parts(self._network, trains))
         bound.draw_from(self._stream if draw is None else dropout_stream(self._ctx, self._step, draw))
-        total = self.log.total(loss(bound.model, b), self._step)
-        gradients = torch.autograd.grad(total, [p for _, p in bound.trained], allow_unused=True)
+        terms = tensors(loss(bound.model, b))
+        self.log.note(terms, self._step)
+        value = total(terms)
+        gradients = torch.autograd.grad(value, [p for _, p in bound.trained], allow_unused=True)
         found = {name: g for (name, _), g in zip(bound.trained, gradients, strict=True) if g is not None}
-        return Tree(found), total.detach()
+        return Tree(found), value.detach()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyheads.contract.context import SERVER, Context
 from manyheads.contract.random import stream
+from manyheads.contract.trainer import Proximal, Terms
 from manyheads.contract.tree import Part, Tree
 from manyheads.errors import RunError
 from manyheads.local.network import Network
@@ -45,10 +46,15 @@ def bare_parts(network: Network, trains: Part) -> list[str]:
     return [name for name in network.bare if trains.holds(frozenset({name}))]
 
 
-def total(terms: Mapping[str, Tensor]) -> Tensor:
-    """The sum of the terms of a loss."""
+def tensors(terms: Terms) -> dict[str, Tensor]:
+    """The terms of a loss, proximal ones worked out."""
     if not isinstance(terms, Mapping):
         raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
+    return {name: term() if isinstance(term, Proximal) else term for name, term in terms.items()}
+
+
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """The sum of the terms of a loss."""
     first, *rest = terms.values()
     return sum(rest, start=first)
 
@@ -60,13 +66,12 @@ class Log:
         self._ctx, self._phase = ctx, phase
         self._sums: dict[str, tuple[float, int]] = {}
 
-    def total(self, terms: Mapping[str, Tensor], step: Step) -> Tensor:
-        """The sum of the terms.
+    def note(self, terms: Mapping[str, Tensor], step: Step) -> None:
+        """Adds a step's terms.
 
         Raises:
             RunError: a term is not finite; names round, client and term.
         """
-        summed = total(terms)
         for term_name, term in terms.items():
             name = f"{self._phase}/{term_name}" if self._phase else term_name
             value = float(term.detach())
@@ -79,7 +84,6 @@ class Log:
                 )
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + value, count + 1
-        return summed
 
     def close(self) -> None:
         """Adds the mean terms to the trace."""

@@ -15,11 +15,12 @@ from manyheads.contract.data import Batch, Column, Data
 from manyheads.contract.model import Model
 from manyheads.contract.trainer import Carry, Grad, Loss, Optim, Plan
 from manyheads.contract.tree import Part, Tree
+from manyheads.local.gradients import gradients
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.optim import Descent
 from manyheads.local.rows import CachedPart, RowCache
 from manyheads.local.scanning import Buffers, Gradient
-from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, total, trained_names
+from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, tensors, total, trained_names
 
 GRADIENT_CHUNK = 128  # larger ones are no faster, and hold what every layer says until the gradient is taken
 
@@ -67,15 +68,16 @@ class LocalTrainer:
             return model
         bound = self._network.bind(channels_last(model), names, bare_parts(self._network, trains))
         feed = Feed(ctx, data, steps, bound, lambda: self._network.bind(bound.tree()), self._threads)
+        parameters = [p for _, p in bound.trained]
         descent = Descent(ctx, bound.trained, optim)
         log = Log(ctx, plan.phase)
         for step in steps:
             if self._stopped():
                 raise StoppedError
             batch = feed.batch(step)
-            terms = loss(bound.model, batch)
-            gradients = torch.autograd.grad(log.total(terms, step), [p for _, p in bound.trained], allow_unused=True)
-            descent.step(gradients)
+            values, found = gradients(loss(bound.model, batch), parameters)
+            log.note(values, step)
+            descent.step(found)
         log.close()
         return bound.tree().map(lambda t: t.contiguous())
 
@@ -97,7 +99,10 @@ class LocalTrainer:
                 raise StoppedError
             share = len(piece.rows) / len(data)
             found = torch.autograd.grad(
-                total(loss(bound.model, feed.batch(piece))), parameters, allow_unused=True, materialize_grads=True
+                total(tensors(loss(bound.model, feed.batch(piece)))),
+                parameters,
+                allow_unused=True,
+                materialize_grads=True,
             )
             for added, gradient in zip(sums, found, strict=True):
                 added.add_(gradient, alpha=share)

@@ -27,7 +27,7 @@ R = TypeVar("R", Fit, Scan)
 
 CLOSE, NEAR_ZERO = 1e-4, 1e-5  # how far apart a client's loss may be, stacked and alone
 
-Terms = Mapping[str, Tensor]
+Values = Mapping[str, Tensor]  # of the terms of a loss
 
 
 class Crowd(ABC, Generic[R]):
@@ -48,7 +48,7 @@ class Crowd(ABC, Generic[R]):
         self._feeds: list[Feed] = []
         self._here = len(requests)
         self._results: dict[int, Any] = {}
-        self._said: list[list[Terms]] = []
+        self._said: list[list[Values]] = []
         self._compared: set[bool] = set()
 
     def feed(self, bounds: Sequence[Bound | None]) -> None:
@@ -73,7 +73,7 @@ class Crowd(ABC, Generic[R]):
         return [(request, self._answer(k, said)) for k, request in enumerate(self.requests)]
 
     @abstractmethod
-    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Terms]:
+    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Values]:
         """One step of all that are here: their loss terms, call by call."""
 
     @abstractmethod
@@ -125,13 +125,13 @@ class Crowd(ABC, Generic[R]):
         counts = stacked[0].counts
         return max(range(len(counts)), key=lambda k: (-counts[k], k))
 
-    def _answer(self, k: int, said: Sequence[Sequence[Terms]]) -> Any:
+    def _answer(self, k: int, said: Sequence[Sequence[Values]]) -> Any:
         request = self.requests[k]
         log = Log(request.ctx, request.plan.phase)
         try:
             for step, calls in zip(request.steps, said, strict=False):
                 for terms in calls:
-                    log.total({name: term[k] for name, term in terms.items()}, step[0])
+                    log.note({name: term[k] for name, term in terms.items()}, step[0])
         except RunError as error:
             return error
         log.close()

@@ -13,12 +13,12 @@ from manyheads.contract.data import Batch
 from manyheads.contract.tree import Tree
 from manyheads.local.network import Network, channels_last
 from manyheads.local.rows import CachedPart
-from manyheads.local.stacked.crowd import Crowd, Terms, check_close
+from manyheads.local.stacked.crowd import Crowd, Values, check_close
 from manyheads.local.stacked.network import Functional, Recalled
 from manyheads.local.stacked.optim import StackedDescent
 from manyheads.local.stacked.request import Fit
 from manyheads.local.stacked.values import StackedBatch, pad
-from manyheads.local.steps import bare_parts, total, trained_names
+from manyheads.local.steps import bare_parts, tensors, total, trained_names
 
 
 class StackedFit(Crowd[Fit]):
@@ -51,7 +51,7 @@ class StackedFit(Crowd[Fit]):
         self._trained = {name: self._frozen.pop(name) for name in self._names}
         self._descent: StackedDescent | None = None
 
-    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Terms]:
+    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Values]:
         batches = [batch for [batch] in each]
         k = self._suspect(stacked)
         alone = None if k is None else self._alone(k, batches[k])
@@ -78,13 +78,13 @@ class StackedFit(Crowd[Fit]):
             part.x, part.answer = batch.x, known.get(name)
 
         def objective(trained: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            terms = self.requests[0].loss(self._functional.model(Tree(trained | frozen)), batch)
-            return total(terms), dict(terms)
+            terms = tensors(self.requests[0].loss(self._functional.model(Tree(trained | frozen)), batch))
+            return total(terms), terms
 
         found: tuple[dict[str, Tensor], dict[str, Tensor]] = grad(objective, has_aux=True)(trained)
         return found
 
-    def _alone(self, k: int, batch: Batch) -> Terms:
+    def _alone(self, k: int, batch: Batch) -> Values:
         """A client's loss as it is where it trains alone. Notes what it depends on, and what it asks frozen parts."""
         bound, watched = self._bounds[k], {name: Recalled(self._bounds[k].calls[name]) for name in self._recalled}
         bound.calls.update(watched)
@@ -94,7 +94,7 @@ class StackedFit(Crowd[Fit]):
         parameters = {name: p for name, p in bound.modules.named_parameters() if name in self._trained}
         for parameter in parameters.values():
             parameter.requires_grad_()
-        terms = self.requests[k].loss(bound.model, batch)
+        terms = tensors(self.requests[k].loss(bound.model, batch))
         self._asked = [name for name, part in watched.items() if part.asked]
         if self._descent is None:
             found = torch.autograd.grad(total(terms), list(parameters.values()), allow_unused=True)

@@ -14,11 +14,11 @@ from manyheads.contract.tree import Part, Tree
 from manyheads.errors import RunError
 from manyheads.local.network import Network
 from manyheads.local.scanning import Buffers, Gradient
-from manyheads.local.stacked.crowd import Crowd, Terms, check_close
+from manyheads.local.stacked.crowd import Crowd, Values, check_close
 from manyheads.local.stacked.network import Functional
 from manyheads.local.stacked.request import Scan
 from manyheads.local.stacked.values import NotStackableError, StackedBatch, apart, pick, stack
-from manyheads.local.steps import bare_parts, total, trained_names
+from manyheads.local.steps import bare_parts, tensors, total, trained_names
 
 Call = tuple[frozenset[str], Tensor]  # of ``grad``: the parameters that have a gradient, and the loss
 
@@ -38,12 +38,12 @@ class StackedScan(Crowd[Scan]):
         self._carry, self._shape = stack([request.carry for request in self.requests])
         self._functionals: dict[tuple[tuple[str, ...], Part], Functional] = {}
         self._calls: list[Call] = []  # of one client, alone
-        self._terms: list[Terms] = []
+        self._terms: list[Values] = []
 
-    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Terms]:
+    def _step(self, number: int, each: list[list[Batch]], stacked: list[StackedBatch]) -> list[Values]:
         k = self._suspect(stacked)
         alone = None if k is None else self._alone(k, number, each[k])
-        terms: list[Terms]
+        terms: list[Values]
         self._carry, terms = self._for_each(self._rule, stacked, self._carry)
         if k is not None:
             if len(terms) != len(self._calls):
@@ -54,7 +54,7 @@ class StackedScan(Crowd[Scan]):
                 check_close("its step", mine[k], wanted)
         return terms
 
-    def _rule(self, batches: list[Batch], carry: list[Tensor]) -> tuple[list[Tensor], list[Terms]]:
+    def _rule(self, batches: list[Batch], carry: list[Tensor]) -> tuple[list[Tensor], list[Values]]:
         """One client's carry after a step, and its loss terms, call by call."""
         self._terms = []
         after = self.requests[0].step(self._shape(iter(carry)), _given(batches), self._gradient)
@@ -69,9 +69,9 @@ class StackedScan(Crowd[Scan]):
         self.inside.use(b.rows, draw)
 
         def objective(trained: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
-            terms = loss(functional.model(tree | Tree(trained)), b)
+            terms = tensors(loss(functional.model(tree | Tree(trained)), b))
             value = total(terms)
-            return value, (value, dict(terms))
+            return value, (value, terms)
 
         found, (value, terms) = grad(objective, has_aux=True)({name: tree[name] for name in names})
         self._terms.append(terms)
