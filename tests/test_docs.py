@@ -8,8 +8,10 @@ from typing import Any
 
 import clone
 import pytest
+import toys
 
 from manyheads.algorithms import registry
+from manyheads.algorithms.fedprox import FedProx
 
 PAGES = clone.ROOT / "docs/methods"
 STALE = "run: python docs/generate.py"
@@ -88,6 +90,14 @@ def test_what_stands_around_the_marks_is_kept(generate: Any) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_method_in_the_readme_is_fedprox() -> None:
+    text = (clone.ROOT / "README.md").read_text("utf-8")
+    [block] = [b for b in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "class FedHeld" in b]
+    names: dict[str, Any] = {"__name__": "fedheld"}
+    exec(block, names)
+    assert toys.run(names["FedHeld"](mu=0.3)).server == toys.run(FedProx(prox_weight=0.3)).server
 
 
 def test_the_steps_to_a_new_method_work(tmp_path: Path) -> None:

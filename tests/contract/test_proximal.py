@@ -11,6 +11,11 @@ def test_half_the_weight_times_the_squared_distance():
     assert Proximal(3.0, params, reference)().item() == 3 / 2 * (1 + 4 + 4)
 
 
+def test_a_share_of_it():
+    term = Proximal(3.0, Tree({"a": torch.tensor([2.0])}), Tree({"a": torch.tensor([0.0])}))
+    assert (0.5 * term)().item() == (term * 0.5)().item() == 0.5 * term().item() == 3.0
+
+
 def test_its_gradient_is_the_weighted_difference_in_any_layout_and_at_zero():
     rng = torch.Generator().manual_seed(0)
     a = torch.randn(4, 3, 5, 5, generator=rng).to(memory_format=torch.channels_last).requires_grad_()

@@ -113,9 +113,19 @@ def test_what_the_loss_does_not_depend_on_has_a_gradient_of_zero(network):
     assert found["backbone.0.weight"].any()
 
 
-def test_a_loss_must_name_its_terms(network):
+def asked(ctx, network, loss, how):
+    if how == "scan":
+        return ctx.scan(network.initial, lambda tree, b, grad: (grad(loss, tree, b), tree)[1], many())
+    return getattr(ctx, how)(network.initial, loss, many())
+
+
+@pytest.mark.parametrize("how", ["fit", "gradient", "scan"])
+def test_a_loss_must_name_its_terms(network, how):
+    ctx = toys.context(network)
     with pytest.raises(TypeError, match="named terms"):
-        toys.context(network).gradient(network.initial, lambda m, b: m.backbone(b.x).sum(), many())
+        asked(ctx, network, lambda m, b: m.backbone(b.x).sum(), how)
+    with pytest.raises(ValueError, match="no terms"):
+        asked(ctx, network, lambda m, b: {}, how)
 
 
 def moved(record, by):

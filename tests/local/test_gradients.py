@@ -99,6 +99,17 @@ def test_a_function_of_parameters_is_differentiated():
     assert of_b.tolist() == [4.0, -12.0]
 
 
+def test_beside_terms_without_a_gradient():
+    a = leaf(1.0, 2.0)
+    check(lambda: {"noted": a.detach().sum(), "prox": Proximal(2.0, Tree({"a": a}), Tree({"a": torch.zeros(2)}))}, a)
+
+
+def test_a_reference_of_another_type_gives_gradients_like_the_parameters():
+    a, reference = leaf(1.0, 2.0), torch.zeros(2, dtype=torch.float64)
+    [gradient] = check(lambda: {"ce": a.sum(), "prox": Proximal(2.0, Tree({"a": a}), Tree({"a": reference}))}, a)
+    assert gradient.dtype == a.dtype
+
+
 @given(
     st.sampled_from([(3,), (4, 3), (4, 3, 2, 2)]),
     st.floats(0, 10),

@@ -7,6 +7,8 @@ from manyheads.algorithms.apfl import APFL
 from manyheads.algorithms.fedavg import FedAvg
 from manyheads.algorithms.fedrep import FedRep
 from manyheads.algorithms.pfedkdh import PFedKDH
+from manyheads.contract import Data, Tree
+from manyheads.errors import RunError
 from manyheads.events import Warned
 from manyheads.local import precision
 from manyheads.local.network import Network, channels_last
@@ -137,3 +139,34 @@ def test_the_processor_is_asked(monkeypatch):
     for answer in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda answer=answer: answer)
         assert precision.has_bf16() is answer
+
+
+@pytest.mark.parametrize("where", ["backbone.conv1.weight", "backbone.conv1.bias", "backbone.conv2.bias"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("train__precision", ["fp32", "bf16"])
+def test_a_number_that_is_none_ends_training(where, bad, train__precision):
+    stage = setting(FedAvg(), train__precision=train__precision, model__name="cnn", model__kernel=3)
+    ctx = stage.client(3, 1)
+    spoilt = ctx.initial[where].clone()
+    spoilt[0] = bad
+    with pytest.raises(
+        RunError, match=r"^round 3, client 1: .*; a smaller train\.lr \(now .*\) or train\.clip may help$"
+    ):
+        ctx.fit(ctx.initial | Tree({where: spoilt}), stage.algorithm.loss, stage.parties.train(1), epochs=1)
+
+
+@pytest.mark.parametrize("how", ["fit", "scan"])
+def test_an_image_that_is_none_ends_training(how):
+    stage = setting(FedAvg(), train__precision="bf16", model__name="cnn", model__kernel=3)
+    ctx, data = stage.client(3, 1), stage.parties.train(1)
+    x = data.x(torch.arange(len(data)))
+    x[0, 0, 2, 2] = float("nan")
+    data = Data.of(x, data.y)
+    loss = stage.algorithm.loss
+
+    def step(tree, b, grad):
+        found, _ = grad(loss, tree, b)
+        return tree.descend(found, 0.1)
+
+    with pytest.raises(RunError, match=r"^round 3, client 1: .* is (nan|not finite)"):
+        ctx.fit(ctx.initial, loss, data, epochs=1) if how == "fit" else ctx.scan(ctx.initial, step, data, epochs=1)

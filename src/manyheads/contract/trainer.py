@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -24,8 +24,8 @@ Carry = TypeVar("Carry")
 class Proximal:
     """A term of a loss, ``weight / 2 * ||params - reference||^2``, that holds parameters near a reference.
 
-    It says no more than the tensor would, but a trainer can add its gradient, ``weight * (params - reference)``, in
-    fewer passes over the weights than automatic differentiation takes.
+    It says no more than the tensor would, which it gives when it is called, but a trainer can add its gradient,
+    ``weight * (params - reference)``, in fewer passes over the weights than automatic differentiation takes.
 
     Attributes:
         weight: at least 0.
@@ -43,6 +43,12 @@ class Proximal:
         for name, tensor in self.params.items():
             total = total + mse_loss(tensor, self.reference[name], reduction="sum")  # quicker than its definition
         return self.weight / 2 * total
+
+    def __mul__(self, factor: float) -> Proximal:
+        """The term with a weight ``factor`` times as large."""
+        return replace(self, weight=self.weight * factor)
+
+    __rmul__ = __mul__
 
 
 Terms = Mapping[str, Tensor | Proximal]

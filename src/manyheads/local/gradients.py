@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.contract.trainer import Proximal, Terms
-from manyheads.local.steps import tensors, total
+from manyheads.local.steps import named, tensors, total
 
 
 def gradients(terms: Terms, parameters: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
@@ -24,20 +24,25 @@ def gradients(terms: Terms, parameters: Sequence[Tensor]) -> tuple[dict[str, Ten
         The values by name, and a gradient for every parameter that the sum depends on, else None.
     """
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    terms = named(terms)
     pulls = {name: term for name, term in terms.items() if isinstance(term, Proximal) and _only(term, places)}
-    rest = tensors({name: term for name, term in terms.items() if name not in pulls})
+    others = {name: term for name, term in terms.items() if name not in pulls}
+    rest = tensors(others) if others else {}
     found: list[Tensor | None] = [None] * len(parameters)
-    if rest:
+    if rest and (not pulls or any(value.requires_grad for value in rest.values())):
         found = list(torch.autograd.grad(total(rest), parameters, allow_unused=True))
     values = rest | {name: _pull(term, places, found) for name, term in pulls.items()}
     return {name: values[name] for name in terms}, found
 
 
 def _only(term: Proximal, places: dict[int, int]) -> bool:
-    """Whether a term depends on no more than the parameters themselves."""
-    held = term.params.values()
-    references = (term.reference[name] for name in term.params)
-    return all(id(t) in places or not t.requires_grad for t in held) and not any(t.requires_grad for t in references)
+    """Whether a term depends on no more than the parameters themselves, and its gradients are like them."""
+    return isinstance(term.weight, int | float) and all(
+        (id(held) in places or not held.requires_grad)
+        and not near.requires_grad
+        and (held.shape, held.dtype) == (near.shape, near.dtype)
+        for held, near in ((held, term.reference[name]) for name, held in term.params.items())
+    )
 
 
 @torch.no_grad()

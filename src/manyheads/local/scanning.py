@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,15 @@ class Buffers:
     def _owned(self, tree: Tree) -> Tree:
         self._own.update(t.data_ptr() for name, t in tree.items() if name in self._names)
         return tree
+
+
+def trees(carry: Any) -> Iterator[Tree]:
+    """The trees in a carry."""
+    if isinstance(carry, Tree):
+        yield carry
+    elif isinstance(carry, tuple):
+        for value in carry:
+            yield from trees(value)
 
 
 class Gradient:

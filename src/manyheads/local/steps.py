@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +46,23 @@ def bare_parts(network: Network, trains: Part) -> list[str]:
     return [name for name in network.bare if trains.holds(frozenset({name}))]
 
 
-def tensors(terms: Terms) -> dict[str, Tensor]:
-    """The terms of a loss, proximal ones worked out."""
+def named(terms: Terms) -> Terms:
+    """The terms of a loss, if they are what a loss has to return.
+
+    Raises:
+        TypeError: it returned something else than named terms.
+        ValueError: it returned none.
+    """
     if not isinstance(terms, Mapping):
         raise TypeError(f"a loss returns named terms, such as {{'ce': ...}}, not a {type(terms).__name__}")
-    return {name: term() if isinstance(term, Proximal) else term for name, term in terms.items()}
+    if not terms:
+        raise ValueError("a loss returned no terms")
+    return terms
+
+
+def tensors(terms: Terms) -> dict[str, Tensor]:
+    """The terms of a loss, proximal ones worked out."""
+    return {name: term() if isinstance(term, Proximal) else term for name, term in named(terms).items()}
 
 
 def total(terms: Mapping[str, Tensor]) -> Tensor:
@@ -76,14 +88,28 @@ class Log:
             name = f"{self._phase}/{term_name}" if self._phase else term_name
             value = float(term.detach())
             if not math.isfinite(value):
-                who = "the server" if self._ctx.party == SERVER else f"client {self._ctx.party}"
-                raise RunError(
-                    f"round {self._ctx.round}, {who}: loss term {name!r} is {value} "
-                    f"in epoch {step.epoch}, step {step.number}; "
-                    f"a smaller train.lr (now {self._ctx.sgd.lr:g}) or train.clip may help"
-                )
+                raise self._diverged(f"loss term {name!r} is {value} in epoch {step.epoch}, step {step.number}")
             so_far, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = so_far + value, count + 1
+
+    def check(self, trained: Iterable[tuple[str, Tensor]]) -> None:
+        """Looks at the parameters after the last step, since not every loss shows what is wrong with them.
+
+        In bf16, oneDNN's pooling and ReLU leave out what is not a number.
+
+        Raises:
+            RunError: one is not finite; names round, client and parameter.
+        """
+        for name, tensor in trained:
+            if not bool(torch.isfinite(tensor).all()):
+                raise self._diverged(f"{name!r} is not finite after training")
+
+    def _diverged(self, what: str) -> RunError:
+        ctx = self._ctx
+        who = "the server" if ctx.party == SERVER else f"client {ctx.party}"
+        return RunError(
+            f"round {ctx.round}, {who}: {what}; a smaller train.lr (now {ctx.sgd.lr:g}) or train.clip may help"
+        )
 
     def close(self) -> None:
         """Adds the mean terms to the trace."""

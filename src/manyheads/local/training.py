@@ -19,7 +19,7 @@ from manyheads.local.gradients import gradients
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.optim import Descent
 from manyheads.local.rows import CachedPart, RowCache
-from manyheads.local.scanning import Buffers, Gradient
+from manyheads.local.scanning import Buffers, Gradient, trees
 from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, tensors, total, trained_names
 
 GRADIENT_CHUNK = 128  # larger ones are no faster, and hold what every layer says until the gradient is taken
@@ -78,6 +78,7 @@ class LocalTrainer:
             values, found = gradients(loss(bound.model, batch), parameters)
             log.note(values, step)
             descent.step(found)
+        log.check(bound.trained)
         log.close()
         return bound.tree().map(lambda t: t.contiguous())
 
@@ -124,6 +125,8 @@ class LocalTrainer:
             gradient.start(group[0])
             batches = tuple(feed.batch(one) for one in group)
             carry = buffers.adopted(step(carry, batches[0] if width == 1 else batches, gradient))
+        for tree in trees(carry):
+            gradient.log.check(tree.items())
         gradient.log.close()
         return carry
 

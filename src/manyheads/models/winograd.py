@@ -48,8 +48,8 @@ class Conv2d(nn.Conv2d):
         self._zeros = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[batch, inputs, h, w]`` to ``[batch, outputs, h', w']``, in the layout of ``x``."""
-        if x.is_mkldnn:  # of which torch's own function refuses weights in bf16
+        """Map ``[batch, inputs, h, w]`` to ``[batch, outputs, h', w']``, channels-last where ``x`` is."""
+        if x.is_mkldnn:  # oneDNN's own layout, beside which functional.conv2d refuses weights in bf16
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return torch.mkldnn_convolution(x, self.weight.to(x.dtype), bias, [self._zeros] * 2, [1, 1], [1, 1], 1)
         whole = x.dim() == 4 and x.shape[1] == self.in_channels  # what is not, torch knows how to refuse
