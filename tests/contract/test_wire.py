@@ -104,6 +104,11 @@ def test_what_is_not_finite_is_named(fields, name):
     check_finite(Upload(weight=1.0, model=Tree({"a": torch.zeros(2), "n": torch.tensor(3)})), "")
 
 
+def test_numbers_may_be_so_large_that_their_sum_is_not_finite():
+    check_finite(Upload(means=torch.full((8,), 3e38), weight=1.0), "")
+    check_state(ServerState(known=torch.tensor([-math.inf, 0.0, math.inf])), "")
+
+
 @pytest.mark.parametrize("weight", [-1.0, torch.tensor(-1.0)])
 def test_a_negative_weight_is_refused(weight):
     with pytest.raises(WireError, match=r"^the upload's 'weight' is .*-1\.0.*, below 0$"):

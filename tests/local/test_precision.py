@@ -22,6 +22,9 @@ def _has_bf16(monkeypatch):
     monkeypatch.setattr(precision, "has_bf16", lambda: True)
 
 
+WIDE = {"model__name": "mlp", "model__hidden": (1024, 8)}
+
+
 def setting(algorithm=None, **values):
     experiment = toys.experiment(algorithm, **values)
     return experiment.setting(experiment.algorithm.stages(experiment.config.train.rounds)[0])
@@ -51,6 +54,24 @@ def test_products_run_in_bf16_and_nothing_else():
     torch.testing.assert_close(gradients[2][0], head.weight.detach().bfloat16().float().sum(0), rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.parametrize(
+    ("part", "halved"),
+    [
+        (nn.Linear(512, 10), False),
+        (nn.Linear(512, 127), False),
+        (nn.Linear(512, 128), True),
+        (nn.Sequential(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 512)), True),
+        (nn.Conv2d(1, 1, 3), True),  # few weights, many products
+        (nn.Flatten(), False),
+    ],
+)
+def test_a_part_with_few_products_stays_in_fp32(part, halved):
+    network = Network({"backbone": part, "head": nn.Linear(2, 2)})
+    calls = network.half().bind(network.initial).calls
+    assert isinstance(calls["backbone"], Half) == halved
+    assert not any(isinstance(call, Half) for call in network.bind(network.initial).calls.values())
+
+
 def test_a_part_with_several_outputs():
     class Both(nn.Module):
         def forward(self, x, y):
@@ -62,7 +83,7 @@ def test_a_part_with_several_outputs():
     assert product.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
-@pytest.mark.parametrize("model", [{}, {"model__name": "resnet8", "model__width": 2}, {"model__name": "mlp"}])
+@pytest.mark.parametrize("model", [{}, {"model__name": "resnet8", "model__width": 2}, WIDE])
 def test_a_run_stays_near_fp32(model):
     # one round: three clients, up to ten steps each. bf16 keeps 8 bits, so a product errs by some 0.4 %
     values = {"train__rounds": 1, "cohorts": [[0, 2, 3]], "train__lr": 0.05, **model}

@@ -63,6 +63,16 @@ def test_other_layers_get_and_give_torchs_layout() -> None:
 
 
 @bf16
+def test_a_relu_works_in_the_layout_of_what_follows() -> None:
+    chain = build("cnn", shape=(1, 28, 28), classes=10, options={}).backbone.eval()
+    seen: dict[str, bool] = {}
+    for name, layer in chain.named_children():
+        layer.register_forward_hook(lambda layer, inputs, output, name=name: seen.update({name: inputs[0].is_mkldnn}))
+    Half(chain)(torch.randn(2, 1, 28, 28))
+    assert [name for name, own in seen.items() if own] == ["conv1", "pool1", "relu1", "conv2", "pool2"]
+
+
+@bf16
 def test_a_piece_of_it_answers_in_torchs_layout() -> None:
     chain = build("cnn", shape=(1, 28, 28), classes=10, options={}).backbone
     assert isinstance(chain, nn.Sequential)

@@ -100,6 +100,12 @@ def test_bfloat16_stays_bfloat16() -> None:
     assert distinct(result) == [0, 2]
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.9999999])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mask_in_half_the_bits_is_the_same_one_rounded(p: float, dtype: torch.dtype) -> None:
+    assert torch.equal(draw_mask((64, 9), p, seeded(), dtype), draw_mask((64, 9), p, seeded()).to(dtype))
+
+
 @pytest.mark.parametrize(("p", "training"), [(0.25, False), (0.0, True)])
 def test_identity_draws_nothing(p: float, training: bool) -> None:
     layer, x, generator = Dropout(p).train(training), torch.ones(2, 2), seeded()

@@ -66,7 +66,7 @@ def test_pooling_is_torchs_with_and_without_gradient(shape: Shape, layout: torch
 def test_cnn_drops_before_the_hidden_layer_in_train_mode_only() -> None:
     model, x = made("cnn", GRAY, dropout=0.5), images(2, *GRAY)
     seen: list[Tensor] = []
-    model.backbone.get_submodule("flatten").register_forward_hook(lambda m, args, out: seen.append(out))
+    model.backbone.get_submodule("dropout").register_forward_hook(lambda m, args, out: seen.append(out))
     set_generator(model, torch.Generator().manual_seed(0))
     model(x)
     model.eval()(x)

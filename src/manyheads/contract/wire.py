@@ -70,12 +70,20 @@ def check_state(state: ServerState | PrivateState, where: str) -> None:
     _check_numbers(state, where, lambda tensor: ~torch.isnan(tensor), "is not a number")
 
 
+def throughout(good: Callable[[Tensor], Tensor], tensor: Tensor) -> bool:
+    """Whether all numbers are good, as in finite, or not NaN: where their sum is, they are. 40 times as fast as each.
+
+    A sum of good ones may overflow, so they are looked at where it is not good.
+    """
+    return bool(good(tensor.sum())) or bool(good(tensor).all())
+
+
 def _check_numbers(record: Record, where: str, good: Callable[[Tensor], Tensor], wrong: str) -> None:
     numbers = {
         name: torch.tensor(float(value)) for name in record if isinstance(value := record.get(name), int | float)
     }
     for name, tensor in {**numbers, **record.tensors()}.items():
-        if not bool(good(tensor).all()):
+        if not throughout(good, tensor):
             raise WireError(f"{where} {name!r} {wrong}")
 
 

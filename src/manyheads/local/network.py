@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from manyheads.contract.model import Model, Module
 from manyheads.contract.tree import Tree
-from manyheads.local.precision import Half
+from manyheads.local.precision import in_half
 from manyheads.models.dropout import Dropout
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -50,12 +50,12 @@ class Network:
         self._copy = copy.deepcopy if any(map(_holds_more, self._skeleton.modules())) else _twin
         self.bare = {name for name, part in parts.items() if not any(True for _ in part.parameters())}
         self._empty = {name for name in self.bare if not parts[name].state_dict()}  # in no tree
-        self._wrap: Callable[[Module], Module] = _as_it_is
+        self._wrap: Callable[[nn.Module], Module] = _as_it_is
 
     def half(self) -> Network:
-        """The same network with the products of its parts in bf16; see ``precision.Half``."""
+        """The same network with the products of its parts in bf16; see ``precision.in_half``."""
         network = copy.copy(self)
-        network._wrap = Half
+        network._wrap = in_half
         return network
 
     def model(self, tree: Tree) -> Model:
@@ -79,7 +79,9 @@ class Network:
 class Bound:
     """Modules that hold a tree's tensors."""
 
-    def __init__(self, modules: nn.ModuleDict, at: Callable[[Tree], Model], wrap: Callable[[Module], Module]) -> None:
+    def __init__(
+        self, modules: nn.ModuleDict, at: Callable[[Tree], Model], wrap: Callable[[nn.Module], Module]
+    ) -> None:
         self.modules = modules
         self._slots = _slots(modules)
         self.calls: dict[str, Module] = {name: wrap(part) for name, part in modules.items()}
@@ -135,7 +137,7 @@ class Bound:
         return Tree({name: getattr(owner, leaf).detach() for name, [(owner, leaf), *_] in self._slots})
 
 
-def _as_it_is(part: Module) -> Module:
+def _as_it_is(part: nn.Module) -> Module:
     return part
 
 

@@ -13,6 +13,7 @@ from manyheads.contract.context import SERVER, Context
 from manyheads.contract.random import stream
 from manyheads.contract.trainer import Proximal, Terms
 from manyheads.contract.tree import Part, Tree
+from manyheads.contract.wire import throughout
 from manyheads.errors import RunError
 from manyheads.local.network import Network
 
@@ -101,7 +102,7 @@ class Log:
             RunError: one is not finite; names round, client and parameter.
         """
         for name, tensor in trained:
-            if not bool(torch.isfinite(tensor).all()):
+            if not throughout(torch.isfinite, tensor):
                 raise self._diverged(f"{name!r} is not finite after training")
 
     def _diverged(self, what: str) -> RunError:

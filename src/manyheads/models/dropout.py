@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,16 @@ def draw_mask(shape: Sequence[int], p: float, generator: torch.Generator, dtype:
     # 0 or 1 by integer arithmetic: converting a boolean tensor to float is several times slower.
     below = drop - LEVELS // 2 - 1
     kept = bits.clamp_(below, below + 1).sub_(below)
-    return kept.to(dtype).mul_(LEVELS / (LEVELS - drop))
+    scale = LEVELS / (LEVELS - drop)
+    if dtype == torch.bfloat16:
+        return kept.mul_(_bits(scale)).view(dtype)
+    return kept.to(dtype).mul_(scale)
+
+
+@cache
+def _bits(value: float) -> int:
+    """A number's 16 bits as bf16; a zero's are zero."""
+    return int(torch.tensor(value, dtype=torch.bfloat16, device="cpu").view(torch.int16))
 
 
 class Dropout(nn.Module):

@@ -149,7 +149,8 @@ def _convolutional(
         convolution = Conv2d(channels, width, kernel, padding=padding)
         layers |= {f"conv{i}": convolution, f"pool{i}": _Pool(2), f"relu{i}": activation()}
         channels = width
-    layers |= {"dropout": Dropout(dropout), "flatten": nn.Flatten()}
+    # flattened first: the mask lies in memory as the features do, whatever the layout before
+    layers |= {"flatten": nn.Flatten(), "dropout": Dropout(dropout)}
     layers |= {"fc": nn.Linear(channels * h * w, features), "relu": activation()}
     chain = _Chain if activation is nn.ReLU else nn.Sequential
     return SplitModel(chain(layers), nn.Linear(features, classes))
@@ -166,11 +167,16 @@ class _Chain(nn.Sequential):
         """Map ``[batch, channels, h, w]`` to what the last layer says."""
         if x.device.type == "cpu" and x.dim() == 4 and _multiplies_bf16():
             x = x.to_mkldnn(torch.bfloat16)
-        for layer in self:
-            if x.is_mkldnn and not isinstance(layer, Conv2d | _Pool | nn.ReLU):
+        for layer, following in pairwise([*self, None]):
+            if x.is_mkldnn and not _stays(layer, following):
                 x = x.to_dense()
             x = layer(x)
         return x.to_dense() if x.is_mkldnn else x
+
+
+def _stays(layer: nn.Module | None, following: nn.Module | None) -> bool:
+    """Whether a layer works in oneDNN's layout; a ReLU between two others that do, else it is quicker in torch's."""
+    return isinstance(layer, Conv2d | _Pool) or (isinstance(layer, nn.ReLU) and _stays(following, None))
 
 
 def _multiplies_bf16() -> bool:
