@@ -100,14 +100,31 @@ def test_pieces_without_a_gradient_change_nothing(shape: Shape, options: dict[st
     assert isinstance(chain, nn.Sequential)
     x = torch.randn(rows, *shape).contiguous(memory_format=torch.channels_last)
     met: list[int] = []
+    orders: list[tuple[int, ...]] = []
     chain[0].register_forward_hook(lambda layer, inputs, output: met.append(len(inputs[0])))
+    chain[3].register_forward_hook(lambda layer, inputs, output: orders.append(inputs[0].stride()))
     with torch.no_grad():
         found = chain(x)
         assert sum(met) == rows
         assert max(met) <= 32
+        if rows:
+            assert orders[0][1] == 1  # the channels of the joined pieces still lie together
         whole = nn.Sequential(*chain)(x)
     torch.testing.assert_close(found, whole)
     assert rows % 64 or torch.equal(found, whole)  # passes are made of blocks of 64
+
+
+def test_pieces_are_of_the_first_layers_only() -> None:
+    chain = build("cnn", shape=(1, 28, 28), classes=10, options={}).backbone
+    assert isinstance(chain, nn.Sequential)
+    x = torch.randn(70, 64, 3, 3)
+    for rest in (chain[5:8], zoo._Chain(nn.BatchNorm2d(64), zoo._Pool(2), nn.ReLU())):
+        met: list[int] = []
+        rest[0].register_forward_hook(lambda layer, inputs, output, met=met: met.append(len(output)))
+        set_generator(rest, torch.Generator())
+        with torch.no_grad():
+            rest(x)
+        assert met == [70]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])

@@ -71,9 +71,9 @@ def check_state(state: ServerState | PrivateState, where: str) -> None:
 
 
 def throughout(good: Callable[[Tensor], Tensor], tensor: Tensor) -> bool:
-    """Whether all numbers are good, as in finite, or not NaN: where their sum is, they are. 40 times as fast as each.
+    """Whether all numbers are good, in a sense in which a sum is good only of good ones: finite, or not NaN.
 
-    A sum of good ones may overflow, so they are looked at where it is not good.
+    A sum takes a fortieth of the time. That of good ones may overflow, so where it is not good, each number is asked.
     """
     return bool(good(tensor.sum())) or bool(good(tensor).all())
 

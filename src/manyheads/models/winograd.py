@@ -51,9 +51,8 @@ class Conv2d(nn.Conv2d):
         """Map ``[batch, inputs, h, w]`` to ``[batch, outputs, h', w']``, channels-last where ``x`` is."""
         if x.is_mkldnn:  # oneDNN's own layout, beside which functional.conv2d refuses weights in bf16
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            weight = self.weight.to(
-                x.dtype, memory_format=torch.contiguous_format
-            )  # in one pass, or oneDNN needs another
+            dense = torch.contiguous_format  # as oneDNN wants it
+            weight = self.weight.to(x.dtype, memory_format=dense)
             return torch.mkldnn_convolution(x, weight, bias, [self._zeros] * 2, [1, 1], [1, 1], 1)
         whole = x.dim() == 4 and x.shape[1] == self.in_channels  # what is not, torch knows how to refuse
         if whole and _is_fp32(x) and _pays(*self.weight.shape[:3], self._zeros, x.shape[2], x.shape[3]):
