@@ -50,7 +50,7 @@ class RowCache:
         self._threads = 1 + len(twins)
         self._data = data
         self._ahead = ahead
-        self._done, self._all = torch.zeros(len(data), dtype=torch.bool), False
+        self._done = torch.zeros(len(data), dtype=torch.bool)
         self._values: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class RowCache:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             self._compute(ahead)
-        if not self._all and not bool(self._done[rows].all()):
+        if not bool(self._done[rows].all()):
             self._compute(rows[~self._done[rows]])
         assert self._values is not None
         return self._values.index_select(0, rows.to(self._values.device))  # five times as fast as by []
@@ -86,7 +86,6 @@ class RowCache:
                 self._values = found.new_empty(len(self._data), *found.shape[1:])
             self._values[rows] = found
             self._done[rows] = True
-        self._all = bool(self._done.all())
 
 
 class CachedPart:
