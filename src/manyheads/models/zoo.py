@@ -212,8 +212,9 @@ class _Pool(nn.MaxPool2d):
         if torch.is_grad_enabled() or x.is_mkldnn:
             return functional.max_pool2d(x, self.kernel_size, self.stride)
         h, w = (side // 2 * 2 for side in x.shape[-2:])
-        wide = torch.maximum(x[..., :h, 0:w:2], x[..., :h, 1:w:2])
-        return torch.maximum(wide[..., 0::2, :], wide[..., 1::2, :])
+        # rows first: in channels-last order whole rows are compared at once, and only half is left for the columns
+        tall = torch.maximum(x[..., 0:h:2, :w], x[..., 1:h:2, :w])
+        return torch.maximum(tall[..., 0::2], tall[..., 1::2])
 
 
 _PIECE = 32  # of so many images go through the first layers at a time, where no gradient is wanted
