@@ -104,7 +104,7 @@ def test_ctrl_c_reaches_the_command_only(running, tmp_path):
     workers = children(running.pid)
     os.killpg(running.pid, signal.SIGINT)
     err = said(running)
-    assert running.wait() == 130
+    assert running.wait() == 130, err
     assert err.splitlines()[-1] == "stopped; go on with: manyheads resume run"
     assert "Traceback" not in err
     assert not [worker for worker in workers if alive(worker)]

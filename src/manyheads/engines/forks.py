@@ -71,9 +71,9 @@ class Forks:
 
     def stop(self, worker: Fork) -> None:
         """Kills a worker."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, ChildProcessError):  # Ctrl-C came when it was already waited for
             os.kill(worker.pid, signal.SIGKILL)
-        worker.end()
+            worker.end()
 
     def _serve(self, pipe: Connection) -> None:
         answer = self._start()

@@ -74,7 +74,8 @@ class Pool(Generic[W, T]):
 
     def __init__(self, workers: Workers[W, T], count: int, say: Say) -> None:
         self._workers, self._say = workers, say
-        self._idle = [workers.start() for _ in range(count)]
+        self._all = [workers.start() for _ in range(count)]  # Ctrl-C may find one that is neither idle nor busy
+        self._idle = list(self._all)
         self._busy: dict[T, tuple[W, _Call]] = {}
 
     def map(self, calls: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | Lost]]:
@@ -89,8 +90,8 @@ class Pool(Generic[W, T]):
 
     def close(self) -> None:
         """Ends all workers."""
-        for worker in (*self._idle, *(worker for worker, _ in self._busy.values())):
-            self._workers.stop(worker)
+        while self._all:
+            self._workers.stop(self._all.pop())
         self._idle, self._busy = [], {}
 
     def _answers(self, again: deque[_Call], coming: Iterator[_Call]) -> Iterator[tuple[int, bytes | Lost]]:
@@ -102,6 +103,7 @@ class Pool(Generic[W, T]):
                     found.append((call.client, self._workers.receive(worker, ticket)))
                     self._idle.append(worker)
                 except LostError as error:
+                    self._all.remove(worker)
                     found += self._failed(call, str(error), again)
             self._hand_out(again, coming)
             yield from found
@@ -117,7 +119,8 @@ class Pool(Generic[W, T]):
     def _failed(self, call: _Call, how: str, again: deque[_Call]) -> Iterator[tuple[int, Lost]]:
         """Replaces a worker. Its call waits for another one, unless that was its last try."""
         call.lost = (*call.lost, how)
-        self._idle.append(self._workers.start())  # behind the others: another worker comes first
+        self._all.append(self._workers.start())
+        self._idle.append(self._all[-1])  # behind the others: another worker comes first
         if len(call.lost) == TRIES:
             yield call.client, Lost(" and ".join(call.lost))
             return
