@@ -84,6 +84,36 @@ def test_a_part_with_several_outputs():
     assert product.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
+@pytest.mark.parametrize("rows", [64, 128, 192])
+@pytest.mark.parametrize("sizes", [(512, 100), (784, 128), (3136, 512)])  # where AMX cuts the sums by the rows
+def test_rows_of_a_frozen_part_do_not_depend_on_the_others(sizes, rows):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(*sizes)
+
+        def forward(self, x):
+            return self.linear(x), x[:, 0]
+
+    part, x = Half(Both().eval()), torch.randn(256, sizes[0])
+    with torch.no_grad():
+        pieces = [part(piece) for piece in x.split(rows)]
+        for whole, cut in zip(part(x), zip(*pieces, strict=True), strict=True):
+            assert torch.equal(whole, torch.cat(cut))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_only_a_frozen_part_is_asked_in_pieces(train):
+    seen = []
+    part = nn.Linear(2, 2).train(train)
+    part.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    Half(part)(torch.randn(100, 2))
+    assert seen == [100]  # with a gradient
+    with torch.no_grad():
+        Half(part)(torch.randn(100, 2))
+    assert seen[1:] == ([100] if train else [64, 36])
+
+
 @pytest.mark.parametrize("model", [{}, {"model__name": "resnet8", "model__width": 2}, WIDE])
 def test_a_run_stays_near_fp32(model):
     # one round: three clients, up to ten steps each. bf16 keeps 8 bits, so a product errs by some 0.4 %

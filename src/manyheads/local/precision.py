@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.contract.model import Module
+from manyheads.local.rows import MULTIPLE
 
 # Of linear layers in all: with fewer, forward and backward with 64 samples were as quick or quicker in fp32.
 FEW_WEIGHTS = 1 << 16
@@ -43,16 +44,21 @@ class Half:
 
     Weights stay fp32 and get fp32 gradients. So do the part's inputs and outputs: what losses and methods make of them
     is as exact as ever.
+
+    A frozen part takes rows 64 at a time: on a processor with AMX, oneDNN cuts the sums of a linear layer by the number
+    of rows, so that their bits would depend on who else is asked.
     """
 
-    def __init__(self, part: Module) -> None:
+    def __init__(self, part: nn.Module) -> None:
         self._part = part
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The part's output, in fp32."""
+        frozen = len(inputs) == 1 and not (torch.is_grad_enabled() or self._part.training)
+        groups = [(rows,) for rows in torch.split(inputs[0], MULTIPLE)] if frozen else [inputs]
         # torch's cache of rounded weights is one for all threads, and mixes up forward passes with and without gradient
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            output: Tensor = _wide(self._part(*inputs))
+            output: Tensor = _joined([_wide(self._part(*group)) for group in groups])
         return output
 
 
@@ -61,3 +67,11 @@ def _wide(output: Any) -> Any:
     if isinstance(output, tuple):
         return tuple(map(_wide, output))
     return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Outputs of successive rows, as one."""
+    first, *others = outputs
+    if not others:
+        return first
+    return tuple(map(torch.cat, zip(*outputs, strict=True))) if isinstance(first, tuple) else torch.cat(outputs)

@@ -33,7 +33,7 @@ class Conv2d(nn.Conv2d):
     """A convolution of stride 1 by ``convolve`` where that is quicker, and torch's elsewhere.
 
     It is quicker on a processor, in fp32, for 5x5 kernels between enough channels: twice as fast in the papers' CNN.
-    Results differ from torch's by rounding, by about 1e-5 of their size at most; weights and their names are the same.
+    Results differ from torch's by rounding, by about 1e-5 of their size; weights and their names are the same.
 
     Args:
         inputs: Channels of the images.
