@@ -46,8 +46,10 @@ def running(engine, tmp_path, config_text, environment) -> Iterator[subprocess.P
     (tmp_path / "run.toml").write_text(config_text.replace("rounds = 6", f"rounds = {ROUNDS}"))
     line = [sys.executable, "-m", "manyheads", "run", "run.toml", "--folder", "run", "--set", f"run.engine={engine}"]
     line += ["--set", "train.epochs=150"]  # a round takes longer than it takes to read its line and to kill
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and theirs, ignore it
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, cwd=tmp_path, env=environment, **pipes, text=True, start_new_session=True) as process:
+        signal.signal(signal.SIGINT, heard)
         yield process
         process.kill()
 
