@@ -92,41 +92,6 @@ def test_rows_have_the_same_bits_however_they_are_grouped(shape: Shape, options:
         assert torch.equal(torch.cat([Half(chain)(piece) for piece in x.split(rows)]), Half(chain)(x))
 
 
-@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 192])
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("options", [{}, {"kernel": 3, "padding": 1, "widths": (8, 8, 16)}])
-def test_pieces_without_a_gradient_change_nothing(shape: Shape, options: dict[str, object], rows: int) -> None:
-    chain = build("cnn", shape=shape, classes=10, options=options).backbone.to(memory_format=torch.channels_last).eval()
-    assert isinstance(chain, nn.Sequential)
-    x = torch.randn(rows, *shape).contiguous(memory_format=torch.channels_last)
-    met: list[int] = []
-    orders: list[tuple[int, ...]] = []
-    chain[0].register_forward_hook(lambda layer, inputs, output: met.append(len(inputs[0])))
-    chain[3].register_forward_hook(lambda layer, inputs, output: orders.append(inputs[0].stride()))
-    with torch.no_grad():
-        found = chain(x)
-        assert sum(met) == rows
-        assert max(met) <= 32
-        if rows:
-            assert orders[0][1] == 1  # the channels of the joined pieces still lie together
-        whole = nn.Sequential(*chain)(x)
-    torch.testing.assert_close(found, whole)
-    assert rows % 64 or torch.equal(found, whole)  # passes are made of blocks of 64
-
-
-def test_pieces_are_of_the_first_layers_only() -> None:
-    chain = build("cnn", shape=(1, 28, 28), classes=10, options={}).backbone
-    assert isinstance(chain, nn.Sequential)
-    x = torch.randn(70, 64, 3, 3)
-    for rest in (chain[5:8], zoo._Chain(nn.BatchNorm2d(64), zoo._Pool(2), nn.ReLU())):
-        met: list[int] = []
-        rest[0].register_forward_hook(lambda layer, inputs, output, met=met: met.append(len(output)))
-        set_generator(rest, torch.Generator())
-        with torch.no_grad():
-            rest(x)
-        assert met == [70]
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_outside_of_bf16_nothing_changes(dtype: torch.dtype | None) -> None:
     chain = build("cnn", shape=(1, 28, 28), classes=10, options={}).backbone.eval()

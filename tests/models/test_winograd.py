@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyheads.models import Conv2d, build
-from manyheads.models.winograd import _axis, convolve
+from manyheads.models.winograd import axis, convolve
 
 CL = torch.channels_last
 
@@ -133,7 +133,7 @@ def test_what_is_kept_between_calls_has_no_mode_and_no_device() -> None:
     layer, x = Conv2d(32, 64, 5), floats(2, 32, 12, 12)
     right = layer(x)
     for mode in (torch.inference_mode(), torch.device("meta")):
-        _axis.cache_clear()
+        axis.cache_clear()
         with mode:
             layer(x)
         assert torch.equal(layer(x), right)

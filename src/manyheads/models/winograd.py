@@ -55,18 +55,18 @@ class Conv2d(nn.Conv2d):
             weight = self.weight.to(x.dtype, memory_format=dense)
             return torch.mkldnn_convolution(x, weight, bias, [self._zeros] * 2, [1, 1], [1, 1], 1)
         whole = x.dim() == 4 and x.shape[1] == self.in_channels  # what is not, torch knows how to refuse
-        if whole and _is_fp32(x) and _pays(*self.weight.shape[:3], self._zeros, x.shape[2], x.shape[3]):
+        if whole and is_fp32(x) and pays(*self.weight.shape[:3], self._zeros, x.shape[2], x.shape[3]):
             return convolve(x, self.weight, self.bias, self._zeros)
         return super().forward(x)
 
 
-def _is_fp32(x: Tensor) -> bool:
+def is_fp32(x: Tensor) -> bool:
     """Whether products are going to be in fp32, on a processor: in less, tiles would lose too many bits."""
     exact = not torch.is_autocast_enabled("cpu") and torch.get_float32_matmul_precision() == "highest"
     return exact and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-class _Axis(NamedTuple):
+class Axis(NamedTuple):
     """How one axis is cut into tiles.
 
     Attributes:
@@ -75,6 +75,7 @@ class _Axis(NamedTuple):
         out_of: Makes results of the products of a tile: values at the points, transposed; ``[m, n]``.
         tiles: How many there are.
         results: How many results there are; the last tile may give more.
+        windows: By tile, the inputs that it sees, and the columns of ``into`` for them: ``[n, at most n]``.
     """
 
     into: Matrix
@@ -82,6 +83,7 @@ class _Axis(NamedTuple):
     out_of: Matrix
     tiles: int
     results: int
+    windows: list[tuple[slice, Matrix]]
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int = 0) -> Tensor:
@@ -95,28 +97,28 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int = 0) -
         bias: ``[outputs]``.
         padding: Zeros around the images.
     """
-    down, across = (_axis(side, padding, str(x.dtype).removeprefix("torch.")) for side in x.shape[2:])
-    kernels = _both(down.kernel, across.kernel, weight.permute(2, 3, 1, 0)).view(-1, x.shape[1], len(weight))
+    down, across = (axis(side, padding, str(x.dtype).removeprefix("torch.")) for side in x.shape[2:])
+    kernels = both(down.kernel, across.kernel, weight.permute(2, 3, 1, 0)).view(-1, x.shape[1], len(weight))
     trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     pieces = [x] if trained else torch.split(x, _PIECE)
     found = [_convolved(piece, kernels, bias, down, across) for piece in pieces]
     return (torch.cat(found) if len(found) > 1 else found[0]).permute(0, 3, 1, 2)
 
 
-def _convolved(x: Tensor, kernels: Tensor, bias: Tensor | None, down: _Axis, across: _Axis) -> Tensor:
+def _convolved(x: Tensor, kernels: Tensor, bias: Tensor | None, down: Axis, across: Axis) -> Tensor:
     """``[batch, h', w', outputs]``, contiguous, with transformed kernels ``[products, inputs, outputs]``."""
     points = (len(down.kernel), len(across.kernel))
     batch, inputs, outputs = len(x), *kernels.shape[1:]
-    tiles = _both(down.into, across.into, x.permute(2, 3, 0, 1))
+    tiles = both(down.into, across.into, x.permute(2, 3, 0, 1))
     tiles = tiles.view(points[0], down.tiles, points[1], across.tiles, -1).transpose(1, 2)
     found = torch.bmm(tiles.reshape(len(kernels), down.tiles * across.tiles * batch, inputs), kernels)
-    found = _both(down.out_of, across.out_of, found.view(*points, -1))
+    found = both(down.out_of, across.out_of, found.view(*points, -1))
     found = found.view(*found.shape[:2], down.tiles, across.tiles, batch, outputs).permute(4, 2, 0, 3, 1, 5)
     found = found.flatten(3, 4).flatten(1, 2)[:, : down.results, : across.results]
     return (found if bias is None else found + bias).contiguous()
 
 
-def _both(first: Matrix, second: Matrix, x: Tensor) -> Tensor:
+def both(first: Matrix, second: Matrix, x: Tensor) -> Tensor:
     """``first`` times axis 0 and ``second`` times axis 1 of ``x``: ``[len(first), len(second), rest]``."""
     inner = torch.mm(torch.from_numpy(first), x.reshape(len(x), -1)).view(len(first), x.shape[1], -1)
     return torch.bmm(torch.from_numpy(second).expand(len(first), -1, -1), inner)
@@ -128,7 +130,7 @@ def _cut(results: int) -> tuple[int, int]:
 
 
 @cache
-def _pays(outputs: int, inputs: int, kernel: int, padding: int, h: int, w: int) -> bool:
+def pays(outputs: int, inputs: int, kernel: int, padding: int, h: int, w: int) -> bool:
     """Whether tiles look quicker, by what both multiply and by what the transforms cost."""
     sides = [side + 2 * padding - kernel + 1 for side in (h, w)]
     if kernel != _KERNEL or min(sides) < 1:
@@ -139,7 +141,8 @@ def _pays(outputs: int, inputs: int, kernel: int, padding: int, h: int, w: int) 
 
 
 @cache  # of arrays: tensors would keep the mode and the device in which they were made
-def _axis(side: int, padding: int, dtype: str) -> _Axis:
+def axis(side: int, padding: int, dtype: str) -> Axis:
+    """How an axis of so many inputs, with zeros around, is cut; matrices have numpy's ``dtype``."""
     results = side + 2 * padding - _KERNEL + 1
     n, tiles = _cut(results)
     m = n - _KERNEL + 1
@@ -150,9 +153,14 @@ def _axis(side: int, padding: int, dtype: str) -> _Axis:
     padded = np.zeros((n, tiles, 2 * padding + side + m))
     for tile in range(tiles):
         padded[:, tile, tile * m : tile * m + n] = one
-    into = padded[:, :, padding : padding + side].reshape(n * tiles, side)  # zeros around the images need no columns
-    into, kernel, out_of = (np.ascontiguousarray(matrix, dtype) for matrix in (into, kernel, values.T))
-    return _Axis(into, kernel, out_of, tiles, results)
+    into = padded[:, :, padding : padding + side]  # zeros around the images need no columns
+    starts = [tile * m - padding for tile in range(tiles)]
+    seen = [slice(max(0, start), min(side, start + n)) for start in starts]
+    windows = [(inputs, np.ascontiguousarray(into[:, tile, inputs], dtype)) for tile, inputs in enumerate(seen)]
+    into, kernel, out_of = (
+        np.ascontiguousarray(matrix, dtype) for matrix in (into.reshape(n * tiles, side), kernel, values.T)
+    )
+    return Axis(into, kernel, out_of, tiles, results, windows)
 
 
 def _at_points(n: int, coefficients: int) -> Matrix:
