@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.contract import Proximal, Tree
-from manyheads.local.gradients import gradients
+from manyheads.local.gradients import slope, with_pull
 from manyheads.local.steps import tensors, total
 
 
@@ -16,6 +16,14 @@ def leaf(*numbers):
 def differentiated(terms, parameters):
     values = tensors(terms)
     return values, torch.autograd.grad(total(values), parameters, allow_unused=True)
+
+
+def gradients(terms, parameters):
+    """The values, and the gradients with what pulls."""
+    values, found, pulls = slope(terms, parameters)
+    for pull in pulls:
+        found[pull.place] = with_pull(found[pull.place], parameters[pull.place], pull)
+    return values, found
 
 
 def check(terms, *parameters):
@@ -40,6 +48,19 @@ def test_by_hand():
     )
     assert gradient.tolist() == [3 + 2 * 1, 3 + 2 * 2]
     assert {name: value.item() for name, value in values.items()} == {"ce": 18.0, "prox": 1.0 + 4.0}
+
+
+def test_values_of_proximal_terms_are_left_out_where_nobody_asks():
+    a, b = leaf(1.0), leaf(2.0)
+    terms = {
+        "prox": Proximal(2.0, Tree({"a": a}), Tree({"a": torch.zeros(1)})),
+        "ce": a.sum(),
+        "of both": Proximal(2.0, Tree({"a": a}), Tree({"a": b})),
+    }
+    values, gradients, pulls = slope(terms, [a, b], measure=False)
+    assert values == {"ce": a.sum()}
+    assert [g.item() for g in gradients] == [1 + 2 * (1 - 2), 2 * (2 - 1)]
+    assert [(pull.place, pull.weight) for pull in pulls] == [(0, 2.0)]
 
 
 def test_parameters_that_share_a_gradient_tensor_do_not_share_what_is_added():

@@ -4,6 +4,7 @@ import toys
 from torch import nn
 
 from manyheads.contract import SGD, AdamW, Part
+from manyheads.local.gradients import Pull
 from manyheads.local.network import Network
 from manyheads.local.optim import Descent
 
@@ -30,6 +31,44 @@ def test_a_parameter_without_gradient_stays(optim):
     rule.step([torch.ones(1), None])
     assert parts[1].item() == before[1] != 1.0
     assert parts[0].item() != before[0]
+
+
+def test_a_pull_by_hand():
+    # 0.5 of the way along 3 + 4 (1 - 2) and along 3 + 0.2 * 1 + 4 (1 - 2)
+    for decay, expected in ((0.0, 1.5), (0.2, 1.4)):
+        rule, parts = descent(SGD(0.5, weight_decay=decay), [1.0], [1.0])
+        rule.step([torch.tensor([3.0]), None], [Pull(0, 4.0, torch.tensor([2.0]))])
+        assert [p.item() for p in parts] == pytest.approx([expected, 1.0])
+
+
+OPTIMIZERS = [SGD(0.1), SGD(0.1, weight_decay=0.5), SGD(0.1, momentum=0.9), SGD(0.1, clip=0.3), AdamW(0.1)]
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("gradient", [torch.tensor([0.3, -0.2]), None])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_pull_is_a_piece_of_the_gradient(optim, gradient, twice):
+    near, far = torch.tensor([1.5, 0.0]), torch.tensor([-3.0, 4.0])
+    pulls = [Pull(0, 0.7, near), Pull(0, 0.2, far)] if twice else [Pull(0, 0.7, near)]
+    (ours, parts), (theirs, expected) = (descent(optim, [1.0, 2.0], [1.0]) for _ in range(2))
+    for _ in range(3):
+        p = expected[0].detach()
+        whole = 0.7 * (p - near) + (0.2 * (p - far) if twice else 0) + (0 if gradient is None else gradient)
+        theirs.step([whole, torch.ones(1)])
+        ours.step([gradient, torch.ones(1)], pulls)
+    torch.testing.assert_close([p.detach() for p in parts], [p.detach() for p in expected])
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_a_pull_leaves_alone_what_it_is_given(optim):
+    rule, parts = descent(optim, [1.0], [2.0])
+    gradient, reference = torch.tensor([3.0]), torch.tensor([2.0])
+    rule.step([gradient, gradient], [Pull(0, 4.0, reference)])
+    assert (gradient.item(), reference.item()) == (3.0, 2.0)
+    before = parts[0].item()
+    rule.step([None, None], [Pull(0, 4.0, torch.tensor([before]))])
+    if not (isinstance(optim, AdamW) or optim.momentum or optim.weight_decay):
+        assert parts[0].item() == before
 
 
 def test_adam_by_hand():

@@ -1,16 +1,18 @@
 import itertools
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 import toys
 from torch import nn
 
-from manyheads.contract import SGD, Part, Tree
+from manyheads.contract import SGD, Part, Proximal, Tree
 from manyheads.contract.context import Plan
 from manyheads.errors import RunError
 from manyheads.local import training
 from manyheads.local.network import Network
+from manyheads.local.steps import measured
 from manyheads.local.training import steps_of
 
 
@@ -274,6 +276,30 @@ def test_a_loss_that_is_not_finite_stops(slope, bad):
     for word in ("round 3", "client 7", "'prox'", "epoch 0", "step 0"):
         assert word in message
     assert "\n" not in message
+
+
+def test_a_short_fit_measures_proximal_terms_at_every_step_and_a_long_one_at_some():
+    for steps in range(1, 200):
+        places = [place for place in range(steps) if measured(place, steps)]
+        assert len(places) == steps if steps < 16 else 8 <= len(places) <= 15
+        assert len({later - one for one, later in pairwise(places)}) <= 1
+        assert steps - 1 - places[-1] < max(1, steps // 8)
+
+
+@pytest.mark.parametrize("samples", [6, 80])
+def test_the_trace_holds_the_proximal_term_where_it_was_measured(slope, samples):
+    met = []
+
+    def loss(m, b):
+        met.append(Proximal(2.0, m.params, b.reference)().item())
+        return {**answer(m, b), "prox": Proximal(2.0, m.params, b.reference)}
+
+    ctx = toys.context(slope, epochs=1, sgd=SGD(0.001), batch=2)
+    data = toys.data([1.0] * samples).given(reference=slope.initial.map(torch.zeros_like))
+    ctx.fit(slope.initial, loss, data)
+    seen = met if samples == 6 else met[4::5]
+    assert len(seen) in (3, 8)
+    assert ctx.trace[0]["prox"] == pytest.approx(sum(seen) / len(seen))
 
 
 def test_the_trace_holds_mean_terms(slope):

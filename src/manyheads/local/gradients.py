@@ -1,8 +1,9 @@
-"""What a step descends along: the gradients of a loss, proximal terms in few passes over the weights."""
+"""What a step descends along: the gradients of a loss, proximal terms apart from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,28 +12,60 @@ from manyheads.contract.trainer import Proximal, Terms
 from manyheads.local.steps import named, tensors, total
 
 
-def gradients(terms: Terms, parameters: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-    """The terms' values, and the gradients of their sum.
+class Pull(NamedTuple):
+    """A piece of a parameter's gradient, ``weight * (parameter - reference)``.
 
-    Automatic differentiation of a proximal term moves ten times the weights' memory; by hand it is seven.
+    Attributes:
+        place: the parameter's, among all that are trained.
+        weight: at least 0.
+        reference: like the parameter.
+    """
+
+    place: int
+    weight: float
+    reference: Tensor
+
+
+class Slope(NamedTuple):
+    """Where a step goes.
+
+    Attributes:
+        values: the loss terms that were worked out, by name.
+        gradients: by parameter; None where nothing but pulls depends on it.
+        pulls: what is to be added to the gradients.
+    """
+
+    values: dict[str, Tensor]
+    gradients: list[Tensor | None]
+    pulls: list[Pull]
+
+
+def slope(terms: Terms, parameters: Sequence[Tensor], measure: bool = True) -> Slope:
+    """The terms' values, and the gradients of their sum.
 
     Args:
         terms: of a loss.
         parameters: the leaves that are trained.
-
-    Returns:
-        The values by name, and a gradient for every parameter that the sum depends on, else None.
+        measure: whether the values of proximal terms are wanted, which cost as much as a step along their gradients.
     """
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
     terms = named(terms)
-    pulls = {name: term for name, term in terms.items() if isinstance(term, Proximal) and _only(term, places)}
-    others = {name: term for name, term in terms.items() if name not in pulls}
-    rest = tensors(others) if others else {}
+    proximal = {name: term for name, term in terms.items() if isinstance(term, Proximal) and _only(term, places)}
+    others = {name: term for name, term in terms.items() if name not in proximal}
+    values = tensors(others) if others else {}
     found: list[Tensor | None] = [None] * len(parameters)
-    if rest and (not pulls or any(value.requires_grad for value in rest.values())):
-        found = list(torch.autograd.grad(total(rest), parameters, allow_unused=True))
-    values = rest | {name: _pull(term, places, found) for name, term in pulls.items()}
-    return {name: values[name] for name in terms}, found
+    if values and (not proximal or any(value.requires_grad for value in values.values())):
+        found = list(torch.autograd.grad(total(values), parameters, allow_unused=True))
+    if measure:
+        values |= {name: _value(term) for name, term in proximal.items()}
+    pulls = [
+        Pull(places[id(held)], term.weight, term.reference[name])
+        for term in proximal.values()
+        for name, held in term.params.items()
+        if id(held) in places
+    ]
+    said = [name for name, term in terms.items() if measure or not isinstance(term, Proximal)]
+    return Slope({name: values[name] for name in said}, found, pulls)
 
 
 def _only(term: Proximal, places: dict[int, int]) -> bool:
@@ -46,20 +79,15 @@ def _only(term: Proximal, places: dict[int, int]) -> bool:
 
 
 @torch.no_grad()
-def _pull(term: Proximal, places: dict[int, int], found: list[Tensor | None]) -> Tensor:
-    """Adds a term's gradients to those that are found; returns its value."""
-    squared = torch.zeros(())
-    for name, parameter in term.params.items():
-        apart = parameter - term.reference[name]
-        flat = apart.flatten()
-        squared = squared + torch.dot(flat, flat)
-        place = places.get(id(parameter))
-        if place is not None:
-            # never in place: a gradient may be another parameter's too, or one number that stands for many
-            found[place] = _sum(found[place], apart, term.weight)
-    return term.weight / 2 * squared
+def _value(term: Proximal) -> Tensor:
+    """As automatic differentiation has it, but for rounding, in fewer passes over the weights."""
+    apart = [(held - term.reference[name]).flatten() for name, held in term.params.items()]
+    return term.weight / 2 * sum((torch.dot(flat, flat) for flat in apart), start=torch.zeros(()))
 
 
-def _sum(gradient: Tensor | None, apart: Tensor, weight: float) -> Tensor:
-    """``gradient + weight * apart``, in the memory of ``apart``."""
-    return apart.mul_(weight) if gradient is None else torch.add(gradient, apart, alpha=weight, out=apart)
+def with_pull(gradient: Tensor | None, parameter: Tensor, pull: Pull | None) -> Tensor | None:
+    """The gradient with a pull added, in memory of its own: one gradient may be several parameters'."""
+    if pull is None:
+        return gradient
+    apart = parameter.detach() - pull.reference
+    return apart.mul_(pull.weight) if gradient is None else torch.add(gradient, apart, alpha=pull.weight, out=apart)

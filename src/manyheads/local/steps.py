@@ -47,6 +47,19 @@ def bare_parts(network: Network, trains: Part) -> list[str]:
     return [name for name in network.bare if trains.holds(frozenset({name}))]
 
 
+MEASURED = 8  # at least
+
+
+def measured(place: int, steps: int) -> bool:
+    """Whether the step at this place of a fit works out proximal terms, which nobody needs but the log.
+
+    It is each one of a short fit, and of others 8 to 15 that are spread evenly: as a mean over them changes slowly, so
+    does the term.
+    """
+    every = max(1, steps // MEASURED)
+    return place % every == every - 1
+
+
 def named(terms: Terms) -> Terms:
     """The terms of a loss, if they are what a loss has to return.
 

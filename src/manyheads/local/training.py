@@ -15,12 +15,22 @@ from manyheads.contract.data import Batch, Column, Data
 from manyheads.contract.model import Model
 from manyheads.contract.trainer import Carry, Grad, Loss, Optim, Plan
 from manyheads.contract.tree import Part, Tree
-from manyheads.local.gradients import gradients
+from manyheads.local.gradients import slope
 from manyheads.local.network import Bound, Network, channels_last
 from manyheads.local.optim import Descent
 from manyheads.local.rows import CachedPart, RowCache
 from manyheads.local.scanning import Buffers, Gradient, trees
-from manyheads.local.steps import Log, Step, StoppedError, bare_parts, dropout_stream, tensors, total, trained_names
+from manyheads.local.steps import (
+    Log,
+    Step,
+    StoppedError,
+    bare_parts,
+    dropout_stream,
+    measured,
+    tensors,
+    total,
+    trained_names,
+)
 
 GRADIENT_CHUNK = 128  # larger ones are no faster, and hold what every layer says until the gradient is taken
 
@@ -71,13 +81,13 @@ class LocalTrainer:
         parameters = [p for _, p in bound.trained]
         descent = Descent(ctx, bound.trained, optim)
         log = Log(ctx, plan.phase)
-        for step in steps:
+        for place, step in enumerate(steps):
             if self._stopped():
                 raise StoppedError
-            batch = feed.batch(step)
-            values, found = gradients(loss(bound.model, batch), parameters)
+            terms = loss(bound.model, feed.batch(step))
+            values, found, pulls = slope(terms, parameters, measured(place, len(steps)))
             log.note(values, step)
-            descent.step(found)
+            descent.step(found, pulls)
         log.check(bound.trained)
         log.close()
         return bound.tree().map(lambda t: t.contiguous())

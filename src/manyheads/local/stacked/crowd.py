@@ -20,7 +20,7 @@ from manyheads.local.network import Bound
 from manyheads.local.stacked.network import Inside
 from manyheads.local.stacked.request import Fit, Scan
 from manyheads.local.stacked.values import NotStackableError, StackedBatch, stack
-from manyheads.local.steps import Log, StoppedError
+from manyheads.local.steps import Log, StoppedError, measured
 from manyheads.local.training import Feed
 
 R = TypeVar("R", Fit, Scan)
@@ -39,11 +39,13 @@ class Crowd(ABC, Generic[R]):
     Attributes:
         requests: longest first.
         inside: where the current step stands.
+        proximal: names of loss terms that are logged at some steps only, as ``local.steps.measured`` has it.
     """
 
     def __init__(self, requests: Sequence[R]) -> None:
         self.requests: list[R] = sorted(requests, key=lambda request: -len(request.steps))
         self.inside = Inside()
+        self.proximal: set[str] = set()
         self._constants, self._rebuild = stack([dict(request.data.constants) for request in self.requests])
         self._feeds: list[Feed] = []
         self._here = len(requests)
@@ -129,9 +131,10 @@ class Crowd(ABC, Generic[R]):
         request = self.requests[k]
         log = Log(request.ctx, request.plan.phase)
         try:
-            for step, calls in zip(request.steps, said, strict=False):
+            for place, (step, calls) in enumerate(zip(request.steps, said, strict=False)):
+                left_out = set() if measured(place, len(request.steps)) else self.proximal
                 for terms in calls:
-                    log.note({name: term[k] for name, term in terms.items()}, step[0])
+                    log.note({name: term[k] for name, term in terms.items() if name not in left_out}, step[0])
         except RunError as error:
             return error
         log.close()

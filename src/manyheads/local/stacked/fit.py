@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import grad
 
 from manyheads.contract.data import Batch
+from manyheads.contract.trainer import Proximal
 from manyheads.contract.tree import Tree
 from manyheads.local.network import Network, channels_last
 from manyheads.local.rows import CachedPart
@@ -94,7 +95,9 @@ class StackedFit(Crowd[Fit]):
         parameters = {name: p for name, p in bound.modules.named_parameters() if name in self._trained}
         for parameter in parameters.values():
             parameter.requires_grad_()
-        terms = tensors(self.requests[k].loss(bound.model, batch))
+        said = self.requests[k].loss(bound.model, batch)
+        terms = tensors(said)
+        self.proximal = {name for name, term in said.items() if isinstance(term, Proximal)}
         self._asked = [name for name, part in watched.items() if part.asked]
         if self._descent is None:
             found = torch.autograd.grad(total(terms), list(parameters.values()), allow_unused=True)
