@@ -102,6 +102,8 @@ class Tree(Mapping[str, Tensor]):
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same type, shape and bytes."""
+    if a is b:
+        return True
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return a.numel() == 0 or torch.equal(_bytes(a), _bytes(b))  # an empty tensor may have a stride that no view takes

@@ -52,13 +52,14 @@ class RowCache:
         self._ahead = ahead
         self._done = torch.zeros(len(data), dtype=torch.bool)
         self._values: Tensor | None = None
+        self._whole = False  # whether all is done
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The values at ``rows``: ``[len(rows), ...]``."""
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             self._compute(ahead)
-        if not bool(self._done[rows].all()):
+        if not self._whole and not bool(self._done[rows].all()):
             self._compute(rows[~self._done[rows]])
         assert self._values is not None
         return self._values.index_select(0, rows.to(self._values.device))  # five times as fast as by []
@@ -86,6 +87,7 @@ class RowCache:
                 self._values = found.new_empty(len(self._data), *found.shape[1:])
             self._values[rows] = found
             self._done[rows] = True
+        self._whole = bool(self._done.all())
 
 
 class CachedPart:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manyheads.models.winograd import Conv2d, Matrix, axis, both, pays
+from manyheads.models.winograd import Conv2d, axis, both, pays
 
 PIECE = 64  # samples at a time: what is said of them stays in the cache, and all products have one size
 
@@ -95,14 +95,16 @@ class _Bands:
             x = functional.pad(x, (0, 0, 0, 0, *[self._padding] * 4))
         (down, across), samples = self.pooled, x.shape[3]
         columns = x.new_empty(len(x), self._kernel + 1, *x.shape[2:])
-        windows = columns.flatten(1, 2).unfold(0, self._kernel, 1).movedim(-1, 1).flatten(1, 2)  # of all rows, a view
+        rows = columns.flatten(1, 2).unfold(0, self._kernel, 1)[: 2 * down]  # a view, as are the windows made of them
+        windows = rows.movedim(-1, 1).flatten(1, 2)
         found = x.new_empty(2 * down, 2 * self._outputs, samples)
         four = found.view(down, 4, self._outputs, samples)  # two rows, two columns
         pooled = x.new_empty(down, across, self._outputs, samples)
-        for column in range(across):
-            columns.copy_(x[:, 2 * column : 2 * column + self._kernel + 1])
-            torch.bmm(self._matrix, windows[: 2 * down], out=found)
-            torch.amax(four, 1, out=pooled[:, column])
+        seen = x.unfold(1, self._kernel + 1, 2).permute(1, 0, 4, 2, 3)  # by column of pooled results
+        for some, place in zip(seen[:across], pooled.unbind(1), strict=True):
+            columns.copy_(some)
+            torch.bmm(self._matrix, windows, out=found)
+            torch.amax(four, 1, out=place)
         return pooled
 
 
@@ -110,35 +112,35 @@ class _Tiles:
     """One tile of all samples at a time."""
 
     def __init__(self, layer: Conv2d, h: int, w: int) -> None:
-        padding = int(layer.padding[0])
-        self._down, self._across = (axis(side, padding, "float32") for side in (h, w))
-        self.pooled = _pooled(layer, h), _pooled(layer, w)
-        points = both(self._down.kernel, self._across.kernel, layer.weight.permute(2, 3, 0, 1))
+        down, across = (axis(side, int(layer.padding[0]), "float32") for side in (h, w))
+        points = both(down.kernel, across.kernel, layer.weight.permute(2, 3, 0, 1))
         self._kernels = points.view(-1, *layer.weight.shape[:2])
+        self._down, self._across = torch.from_numpy(down.out_of), torch.from_numpy(across.out_of)
+        self._rows = [(inputs, torch.from_numpy(into)) for inputs, into in down.windows]
+        self._columns = [(inputs, torch.from_numpy(into)) for inputs, into in across.windows]
+        self.pooled = _pooled(layer, h), _pooled(layer, w)
 
     def __call__(self, x: Tensor) -> Tensor:
-        samples = x.shape[3]
-        sides = [len(each.out_of) for each in (self._down, self._across)]
-        whole = all(side % 2 == 0 for side in sides)  # then no pooling reaches over the border of a tile
-        scale = 1 if whole else 2
-        found = x.new_empty(*[scale * side for side in self.pooled], self._kernels.shape[1] * samples)
-        down, across = (scale * side // 2 for side in sides)
-        for top, (rows, into) in zip(range(0, len(found), down), self._down.windows, strict=False):
-            strip = torch.mm(torch.from_numpy(into), x[rows].flatten(1)).view(len(into), x.shape[1], -1)
-            for left, window in zip(range(0, found.shape[1], across), self._across.windows, strict=False):
-                tile = self._tile(strip, *window, samples)
-                place = found[top : top + down, left : left + across]
-                place.copy_((_halved(tile) if whole else tile)[: len(place), : place.shape[1]])
-        return (found if whole else _halved(found)).view(*self.pooled, -1, samples)
+        (m, n), m_across, samples = self._down.shape, len(self._across), x.shape[3]
+        halve = 2 if m % 2 == m_across % 2 == 0 else 1  # where no pooling reaches over the border of a tile
+        found = x.new_empty(*[2 * side // halve for side in self.pooled], self._kernels.shape[1] * samples)
+        strips = torch.split(found, m // halve)
+        for strip, (rows, into) in zip(strips, self._rows, strict=False):  # the last tile may have nothing to give
+            inner = torch.mm(into, x[rows].flatten(1)).view(n, x.shape[1], -1)
+            for place, (columns, into_across) in zip(
+                torch.split(strip, m_across // halve, 1), self._columns, strict=False
+            ):
+                tile = self._tile(inner[:, columns], into_across, samples)
+                tile = _halved(tile) if halve == 2 else tile
+                place.copy_(tile[: len(place), : place.shape[1]])
+        return (found if halve == 2 else _halved(found)).view(*self.pooled, -1, samples)
 
-    def _tile(self, strip: Tensor, columns: slice, into: Matrix, samples: int) -> Tensor:
-        """What a convolution makes of a strip's columns, ``[m, m, channels' * samples]``."""
-        down, across = (torch.from_numpy(each.out_of) for each in (self._down, self._across))
-        (m, n), (_, n_across) = down.shape, across.shape
-        seen = torch.bmm(torch.from_numpy(into).expand(n, -1, -1), strip[:, columns])
-        products = torch.bmm(self._kernels, seen.view(n * n_across, -1, samples))
-        inner = torch.mm(down, products.view(n, -1)).view(m, n_across, -1)
-        return torch.bmm(across.expand(m, -1, -1), inner)
+    def _tile(self, x: Tensor, into: Tensor, samples: int) -> Tensor:
+        """``[m, m, channels' * samples]`` from ``[n, n, channels * samples]``, the rows of which are transformed."""
+        (m, n), n_across = self._down.shape, self._across.shape[1]
+        seen = torch.bmm(into.expand(n, -1, -1), x).view(len(self._kernels), -1, samples)
+        products = torch.mm(self._down, torch.bmm(self._kernels, seen).view(n, -1))
+        return torch.bmm(self._across.expand(m, -1, -1), products.view(m, n_across, -1))
 
 
 def _halved(x: Tensor) -> Tensor:
