@@ -133,12 +133,17 @@ class Run(Program):
         return self.ask()
 
 
-def options(about: str | None) -> argparse.Namespace:
-    """``--quick`` and ``--data-dir`` of a benchmark, whose docstring is ``about``."""
+def options(about: str | None, methods: Sequence[str] = ()) -> argparse.Namespace:
+    """``--quick`` and ``--data-dir`` of a benchmark, whose docstring is ``about``, and some of ``methods``, if any."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="smaller, in less than three minutes")
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's files; without it images are random")
-    return parser.parse_args()
+    if methods:
+        parser.add_argument("methods", nargs="*", metavar="METHOD", help="measure these only, in more turns")
+    args = parser.parse_args()
+    if unknown := sorted(set(getattr(args, "methods", ())) - set(methods)):
+        parser.error(f"there is no method {unknown[0]!r}; there are {', '.join(methods)}")
+    return args
 
 
 def spread(ratios: Sequence[float]) -> str:

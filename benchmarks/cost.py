@@ -4,13 +4,14 @@ Rounds are updates and aggregation, without tests, on random images in the shape
 the settings of pFedKDH's paper (profiles `kdh-cifar10` and `kdh-mnist`: 3 and 2 local epochs, |D_s| = 5,000). Each
 method runs in a process beside FedPer's, a round of one and a round of the other in turn, on the same cohorts.
 pFedKDH's variant EA adapts the heads of all 20 clients after every round: its cost is the time that testing takes
-longer with it. The paper reports 1.57 on CIFAR-10 and 1.68 on MNIST. Beside wall time, which other work on the machine
-disturbs, stands processor time.
+longer with it. So both of its variants are tested, in turn with FedPer, and the tests are left out. The paper reports
+1.57 on CIFAR-10 and 1.68 on MNIST. Beside wall time, which other work on the machine disturbs, stands processor time.
 
 Then all personal models of FedPer's 20 clients are tested, which share a backbone, and one model on the whole test set,
 both on one thread and in turn.
 
-With `--quick` there is a tenth of the images, of |D_s| and of EA's steps, and fewer methods.
+With `--quick` there is a tenth of the images, of |D_s| and of EA's steps, and fewer methods. Methods may be named:
+`python -m benchmarks.cost pfedkdh` takes a quarter of an hour.
 """
 
 import json
@@ -37,9 +38,10 @@ NEVER = 1000  # rounds
 
 def main() -> None:
     """Measures and prints."""
-    args = options(__doc__)
-    share, turns = (0.1, 6) if args.quick else (1.0, 8)
-    methods = QUICK if args.quick else tuple(name for name in registry.names() if name != "fedper")
+    every = tuple(name for name in registry.names() if name != "fedper")
+    args = options(__doc__, every)
+    share, turns = (0.1, 6) if args.quick else (1.0, 12 if args.methods else 8)
+    methods = args.methods or (QUICK if args.quick else every)
     found: dict[str, Any] = {}
     for like in ("cifar10", "mnist"):
         table = Table(f"like {like}", "a round, s", "to FedPer's", "processor time, to FedPer's")
@@ -78,10 +80,9 @@ def beside_fedper(name: str, like: str, share: float, turns: int) -> dict[str, l
         wanted = values | {key.replace("__", "."): value for key, value in changed.items()}
         return Run(wanted, profile=f"kdh-{like}", like=like, share=share)
 
-    with run(algorithm__name="fedper") as base, run() as own:
-        turn = [(_spent(own.round()), _spent(base.round())) for _ in range(turns)][1:]
     if name != "pfedkdh":
-        return {name: turn}
+        with run(algorithm__name="fedper") as base, run() as own:
+            return {name: [(_spent(own.round()), _spent(base.round())) for _ in range(turns)][1:]}
     tested = {"run__eval_every": 1, "algorithm__adapt_steps": max(1, round(10 * share))}
     with (
         run(algorithm__name="fedper") as base,
@@ -89,18 +90,26 @@ def beside_fedper(name: str, like: str, share: float, turns: int) -> dict[str, l
         run(run__adapt_every=1, **tested) as adapting,
     ):
         said = [(base.round(), fair.round(), adapting.round()) for _ in range(turns)][1:]
-    return {name: turn, "pfedkdh with EA": [(_with_ea(plain, ea), _spent(theirs)) for theirs, plain, ea in said]}
+    return {
+        name: [(_spent(plain), _spent(theirs)) for theirs, plain, _ in said],
+        "pfedkdh with EA": [(_with_ea(plain, ea), _spent(theirs)) for theirs, plain, ea in said],
+    }
 
 
 def _spent(said: Mapping[str, float]) -> Spent:
-    return said["train"] + said["aggregate"], said["cpu"]
+    """A round without its test."""
+    return _piece(said, said["train"] + said["aggregate"])
 
 
 def _with_ea(plain: Mapping[str, float], ea: Mapping[str, float]) -> Spent:
-    """A round that was tested, without what the test took in a run that does not adapt."""
-    longer = ea["evaluate"] - plain["evaluate"]
-    untested = plain["cpu"] * (plain["train"] + plain["aggregate"]) / plain["wall"]
-    return plain["train"] + plain["aggregate"] + longer, untested + ea["cpu"] - plain["cpu"]
+    """A round that was tested, with what its test takes longer where it adapts."""
+    spent, short, long = _spent(plain), _piece(plain, plain["evaluate"]), _piece(ea, ea["evaluate"])
+    return spent[0] + long[0] - short[0], spent[1] + long[1] - short[1]
+
+
+def _piece(said: Mapping[str, float], wall: float) -> Spent:
+    """Of a round, so many seconds and as large a share of its processor time."""
+    return wall, said["cpu"] * wall / said["wall"]
 
 
 def test_ratio(turn: int, share: float) -> float:
