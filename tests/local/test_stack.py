@@ -10,7 +10,7 @@ import torch
 import toys
 from torch import nn
 
-from manyheads.contract import SGD, Batch, Part, Tree
+from manyheads.contract import SGD, Batch, Part, Proximal, Tree
 from manyheads.contract.trainer import Plan
 from manyheads.errors import RunError
 from manyheads.local.losses import ce
@@ -56,6 +56,19 @@ def assert_like_alone(net, requests, answers):
         for name, tensor in alone.items():
             assert torch.allclose(answer[name], tensor, rtol=1e-5, atol=1e-7), name
         assert trace == [pytest.approx(request.ctx.trace[-1])]
+
+
+def test_a_proximal_term_is_logged_at_the_steps_at_which_it_is_alone():
+    net = network()
+
+    def near(m, b):
+        return {**loss(m, b), "prox": Proximal(0.5, m.params, b.reference)}
+
+    requests = [
+        replace(request, data=request.data.given(reference=net.initial.map(torch.zeros_like)))
+        for request in clients(net, 6, 40, 66, loss=near, optim=SGD(0.01))  # 3, 20 and 33 steps
+    ]
+    assert_like_alone(net, requests, fit(net, requests, lambda: False))
 
 
 def test_padding_repeats_the_first_row():
