@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from manyheads.data.dataset import dataset_from_arrays
     from manyheads.experiment import Experiment
     from manyheads.models.split import SplitModel
+
+# MKL keeps its buffers by thread, those of ended threads too, so memory grows with every pool of threads. It reads this
+# once, when torch is imported; glibc keeps the memory all the same (local/allocator.py).
+os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
 
 __all__ = ["Config", "Experiment", "SplitModel", "compare", "dataset_from_arrays"]
 

@@ -1,5 +1,6 @@
 import ctypes
 import platform
+import subprocess
 import sys
 
 import pytest
@@ -50,6 +51,31 @@ def test_mkl_is_told_to_free_its_buffers(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", Library)
     free_buffers()
     assert called == ["mkl_serv_free_buffers"]
+
+
+THREADS = """
+import ctypes, pathlib, sys, threading
+if "manyheads" in sys.argv: import manyheads
+import torch
+torch.set_num_threads(1)
+mkl = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+mkl.mkl_serv_free_buffers()  # from here on MKL counts
+for _ in range(3):
+    thread = threading.Thread(target=lambda: torch.rand(64, 1024) @ torch.rand(1024, 600))
+    thread.start()
+    thread.join()
+buffers = ctypes.c_int()
+mkl.mkl_serv_mem_stat(ctypes.byref(buffers))
+print(buffers.value)
+"""
+
+
+@pytest.mark.skipif(not (sys.platform == "linux" and torch.backends.mkl.is_available()), reason="MKL's functions")
+@pytest.mark.parametrize(("imported", "keeps"), [("torch", True), ("manyheads", False)])
+def test_mkl_keeps_buffers_of_ended_threads_unless_manyheads_came_first(monkeypatch, imported, keeps):
+    monkeypatch.delenv("MKL_DISABLE_FAST_MM", raising=False)
+    said = subprocess.run([sys.executable, "-c", THREADS, imported], capture_output=True, text=True, check=True)
+    assert (int(said.stdout) > 0) == keeps, said.stdout
 
 
 def test_a_torch_without_mkl_has_none(monkeypatch):

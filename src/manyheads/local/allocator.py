@@ -27,9 +27,9 @@ def keep_memory() -> bool:
 def free_buffers() -> None:
     """Has MKL give back the buffers of matrix products; call it before a fork, while no other thread computes.
 
-    MKL lists them by thread. In a fork of a process whose threads have computed and ended, the next product may walk
-    around such a list for ever. A torch without MKL has none. (The lock of a thread that computes at that moment stays
-    locked in the fork; nothing helps against that.)
+    It keeps some where torch was imported before manyheads, and lists them by thread. In a fork of a process whose
+    threads have computed and ended, the next product may walk around such a list for ever. A torch without MKL has
+    none. (The lock of a thread that computes at that moment stays locked in the fork; nothing helps against that.)
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_free_buffers()
