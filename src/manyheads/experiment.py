@@ -21,6 +21,7 @@ from manyheads.engines.reality import with_reality
 from manyheads.errors import InputError
 from manyheads.evaluate import Row
 from manyheads.events import Event, Finished, OnEvent, RoundDone, Started, Warned
+from manyheads.local.allocator import trim_memory
 from manyheads.local.precision import fallback
 from manyheads.local.setting import Budget, Setting
 from manyheads.models.registry import build
@@ -208,6 +209,7 @@ class Experiment:
                             rows.append(row)
                         for client, reason in row.get("dropped", {}).items():
                             say(Warned(label, f"client {client} is left out of the round: {reason}"))
+                        trim_memory()
                         say(RoundDone(label, row["round"], row))
         path = folder.path if folder else None
         say(Finished(label, path))

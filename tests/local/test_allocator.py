@@ -6,8 +6,11 @@ import sys
 import pytest
 import torch
 
+from manyheads.config import Config
 from manyheads.engines import forks, one_thread
-from manyheads.local.allocator import free_buffers, keep_memory
+from manyheads.events import RoundDone
+from manyheads.experiment import Experiment
+from manyheads.local.allocator import free_buffers, keep_memory, trim_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's options")
@@ -23,17 +26,57 @@ def test_a_run_keeps_memory(monkeypatch):
         assert told == [True]
 
 
+FREED = """
+import resource
+import torch
+from manyheads.events import RoundDone
+from manyheads.experiment import Experiment
+from manyheads.local.allocator import keep_memory, trim_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+
+keep_memory()
+pieces = [torch.ones(1 << 20) for _ in range(100)]  # 4 MiB each
+full = resident()
+last = pieces.pop()  # above all others, so that the heap's end stays where it is
+del pieces
+kept = resident()
+trim_memory()
+print(full - kept, full - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's options")
+def test_free_memory_is_kept_until_it_is_trimmed():
+    said = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    before, after = map(int, said.stdout.split())
+    assert before < 40
+    assert after > 350
+
+
+def test_memory_is_trimmed_after_each_round_before_anybody_hears_of_it(monkeypatch):
+    order = []
+    monkeypatch.setattr("manyheads.experiment.trim_memory", lambda: order.append("trimmed"))
+    config = Config().with_values({"train.rounds": 2, "partition.clients": 4, "run.engine": "serial"})
+    Experiment(config).run(on_event=lambda event: order.append("said") if isinstance(event, RoundDone) else None)
+    assert order == ["trimmed", "said"] * 3  # with the test before training
+
+
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_other_systems_are_left_alone(monkeypatch, system):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(ctypes, "CDLL", None)
     assert not keep_memory()
+    trim_memory()
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_memory()
+    trim_memory()
 
 
 @pytest.mark.skipif(not (sys.platform == "linux" and torch.backends.mkl.is_available()), reason="MKL's function")

@@ -1,4 +1,7 @@
-"""Memory below torch's: what a step of training gives back is kept for the next one, and let go before a fork."""
+"""Memory below torch's: what a step of training gives back is kept for the next one, and let go after a round.
+
+MKL's own is let go before a fork.
+"""
 
 import ctypes
 import sys
@@ -16,12 +19,18 @@ def keep_memory() -> bool:
 
     By default the large tensors of every step are new pages from the system, each of which costs a fault.
     """
-    if sys.platform != "linux":
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    return all([library.mallopt(option, value) == 1 for option, value in _OPTIONS.items()])
+    library = _glibc()
+    return library is not None and all([library.mallopt(option, value) == 1 for option, value in _OPTIONS.items()])
+
+
+def trim_memory() -> None:
+    """Has glibc give what is free back to the system; call it now and then, while nothing computes.
+
+    Where each piece of memory comes to lie depends on which thread asks first. So more and more of what glibc keeps is
+    touched over the rounds, though no more is in use. With other C libraries nothing happens.
+    """
+    if (library := _glibc()) is not None:
+        library.malloc_trim(ctypes.c_size_t(0))
 
 
 def free_buffers() -> None:
@@ -33,3 +42,10 @@ def free_buffers() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_free_buffers()
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
