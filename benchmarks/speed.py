@@ -9,7 +9,8 @@ Every variant has a process of its own, which sleeps while another one works; th
 up. A turn has as many rounds as take at least a second for 4,000 images, since what has slept is slow at first and the
 rounds of a run follow each other. After some turns the processes end and others start: how quick a loop is depends on
 where its memory happens to lie, by up to a fifth for the plain one. Ratios are paired by set of processes, of medians
-over its turns; intervals hold 90 % of a t distribution over the logarithms. The last line is JSON.
+over its turns; intervals hold 90 % of a t distribution over the logarithms. MKL keeps its buffers in all variants,
+since torch is imported first, and the memory of a run is trimmed after its rounds, not in these. The last line is JSON.
 """
 
 from __future__ import annotations

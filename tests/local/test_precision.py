@@ -84,6 +84,37 @@ def test_a_part_with_several_outputs():
     assert product.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.float().mean(0, keepdim=True)
+
+
+class Nested(nn.Module):
+    def forward(self, x):
+        return (x + 1, (x, None))
+
+
+def plain(output):
+    return [each for one in output for each in plain(one)] if isinstance(output, tuple) else [output]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.GRU(8, 4), nn.GRU(8, 4, batch_first=True), Mean(), Nested(), nn.Flatten(0)],
+    ids=lambda p: type(p).__name__,
+)
+@pytest.mark.parametrize("rows", [50, 100, 130, 640])
+def test_a_frozen_part_that_says_more_than_a_row_for_each_is_asked_once(part, rows):
+    x = torch.randn(rows, 5, 8) if isinstance(part, nn.GRU) else torch.randn(rows, 8)
+    with torch.no_grad():
+        half = Half(part.eval())(x)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            whole = part(x)
+    assert len(plain(half)) == len(plain(whole)) > 0
+    for ours, theirs in zip(plain(half), plain(whole), strict=True):
+        assert ours is theirs is None or torch.equal(ours, theirs.float())
+
+
 @pytest.mark.parametrize("rows", [64, 128, 192])
 @pytest.mark.parametrize("sizes", [(512, 100), (784, 128), (3136, 512)])  # where AMX cuts the sums by the rows
 def test_rows_of_a_frozen_part_do_not_depend_on_the_others(sizes, rows):

@@ -281,9 +281,11 @@ def test_a_loss_that_is_not_finite_stops(slope, bad):
 def test_a_short_fit_measures_proximal_terms_at_every_step_and_a_long_one_at_some():
     for steps in range(1, 200):
         places = [place for place in range(steps) if measured(place, steps)]
-        assert len(places) == steps if steps < 16 else 8 <= len(places) <= 15
+        assert len(places) == steps if steps < 16 else 8 <= len(places) <= 11
         assert len({later - one for one, later in pairwise(places)}) <= 1
-        assert steps - 1 - places[-1] < max(1, steps // 8)
+        every = max(1, steps // 8)
+        assert places[0] == every // 2
+        assert steps - 1 - places[-1] < 1.5 * every
 
 
 @pytest.mark.parametrize("samples", [6, 80])
@@ -297,7 +299,7 @@ def test_the_trace_holds_the_proximal_term_where_it_was_measured(slope, samples)
     ctx = toys.context(slope, epochs=1, sgd=SGD(0.001), batch=2)
     data = toys.data([1.0] * samples).given(reference=slope.initial.map(torch.zeros_like))
     ctx.fit(slope.initial, loss, data)
-    seen = met if samples == 6 else met[4::5]
+    seen = met if samples == 6 else met[2::5]
     assert len(seen) in (3, 8)
     assert ctx.trace[0]["prox"] == pytest.approx(sum(seen) / len(seen))
 

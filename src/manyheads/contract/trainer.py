@@ -26,7 +26,7 @@ class Proximal:
 
     It says no more than the tensor would, which it gives when it is called, but a trainer can go along its gradient,
     ``weight * (params - reference)``, in fewer passes over the weights than automatic differentiation takes. The value
-    is only for the log: of a fit of 16 steps or more, it is the mean over 8 to 15 steps that are spread evenly.
+    is only for the log: of a fit of 16 steps or more, it is the mean over 8 to 11 steps that are spread evenly.
 
     Attributes:
         weight: at least 0.

@@ -75,7 +75,8 @@ def descend(
 ) -> None:
     """Moves ``parameter``, in place, along its clipped gradient; ``momentum`` keeps its velocity under ``key``.
 
-    A pull, without momentum, moves three times the parameter's memory, and as part of the gradient six times.
+    A pull moves three times the parameter's memory here, and as part of the gradient six times. Where the gradient is
+    clipped or has a velocity, it has to be part of it.
     """
     if sgd.weight_decay:
         gradient = gradient.add(parameter, alpha=sgd.weight_decay)

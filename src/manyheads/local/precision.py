@@ -46,7 +46,8 @@ class Half:
     is as exact as ever.
 
     A frozen part takes rows 64 at a time: on a processor with AMX, oneDNN cuts the sums of a linear layer by the number
-    of rows, so that their bits would depend on who else is asked.
+    of rows, so that their bits would depend on who else is asked. One that says anything without a row for each of
+    them, as the last state of an ``nn.GRU``, takes all at once.
     """
 
     def __init__(self, part: nn.Module) -> None:
@@ -55,11 +56,24 @@ class Half:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The part's output, in fp32."""
         frozen = len(inputs) == 1 and not (torch.is_grad_enabled() or self._part.training)
-        groups = [(rows,) for rows in torch.split(inputs[0], MULTIPLE)] if frozen else [inputs]
         # torch's cache of rounded weights is one for all threads, and mixes up forward passes with and without gradient
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            output: Tensor = _joined([_wide(self._part(*group)) for group in groups])
+            joined = self._in_groups(inputs[0]) if frozen and len(inputs[0]) > MULTIPLE else None
+            output: Tensor = _wide(self._part(*inputs)) if joined is None else joined
         return output
+
+    def _in_groups(self, rows: Tensor) -> Any:
+        """What the part says of ``rows``, 64 at a time; None where it has not said a row for each."""
+        outputs = []
+        for group in torch.split(rows, MULTIPLE):
+            output = _wide(self._part(group))
+            pieces = output if isinstance(output, tuple) else (output,)
+            if not all(isinstance(piece, Tensor) and piece.shape[:1] == group.shape[:1] for piece in pieces):
+                return None
+            outputs.append(output)
+        if isinstance(outputs[0], tuple):
+            return tuple(map(torch.cat, zip(*outputs, strict=True)))
+        return torch.cat(outputs)
 
 
 def _wide(output: Any) -> Any:
@@ -67,11 +81,3 @@ def _wide(output: Any) -> Any:
     if isinstance(output, tuple):
         return tuple(map(_wide, output))
     return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
-
-
-def _joined(outputs: list[Any]) -> Any:
-    """Outputs of successive rows, as one."""
-    first, *others = outputs
-    if not others:
-        return first
-    return tuple(map(torch.cat, zip(*outputs, strict=True))) if isinstance(first, tuple) else torch.cat(outputs)

@@ -53,11 +53,11 @@ MEASURED = 8  # at least
 def measured(place: int, steps: int) -> bool:
     """Whether the step at this place of a fit works out proximal terms, which nobody needs but the log.
 
-    It is each one of a short fit, and of others 8 to 15 that are spread evenly: as a mean over them changes slowly, so
-    does the term.
+    It is each one of a short fit, and of others 8 to 11, in the middle of even pieces: as a mean over them changes
+    slowly, so does the term.
     """
     every = max(1, steps // MEASURED)
-    return place % every == every - 1
+    return place % every == every // 2
 
 
 def named(terms: Terms) -> Terms:

@@ -155,7 +155,7 @@ def axis(side: int, padding: int, dtype: str) -> Axis:
         padded[:, tile, tile * m : tile * m + n] = one
     into = padded[:, :, padding : padding + side]  # zeros around the images need no columns
     starts = [tile * m - padding for tile in range(tiles)]
-    seen = [slice(max(0, start), min(side, start + n)) for start in starts]
+    seen = [slice(max(0, start), max(0, min(side, start + n))) for start in starts]
     windows = [(inputs, np.ascontiguousarray(into[:, tile, inputs], dtype)) for tile, inputs in enumerate(seen)]
     into, kernel, out_of = (
         np.ascontiguousarray(matrix, dtype) for matrix in (into.reshape(n * tiles, side), kernel, values.T)
